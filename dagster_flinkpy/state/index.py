@@ -1,54 +1,22 @@
-"""Numbers small integers, pairs of them, or 64-bit integers, many at a time."""
+"""Numbers small integers, pairs of them, 64-bit integers, or rows of these, many at a time."""
 
 from __future__ import annotations
-
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["CellGrid", "IntIndex"]
+from dagster_flinkpy.state.columns import grown, numbered
+
+__all__ = ["CellGrid", "IntIndex", "WordIndex", "Words"]
 
 Integers = npt.NDArray[np.int64]
+Hashes = npt.NDArray[np.uint64]
+
+Words = dict[int, Integers]
+"""Words of each row, by their position. A position that is missing has zeros."""
 
 _SPREAD = np.uint64(0x9E3779B97F4A7C15)
-_FIRST_BITS = 10
-
-_FIRST_CLAIM = -2
-"""This number and smaller ones are claims: the position of the claimant, counted downwards."""
-
-
-def _claim(numbers: npt.NDArray[Any], places: Integers, positions: Integers) -> None:
-    """Claims free places. If several claim one place, the first of them gets it.
-
-    Args:
-        numbers: The number of each place; changed.
-        places: Places that are free.
-        positions: The claimants, in ascending order.
-    """
-    numbers[places[::-1]] = _FIRST_CLAIM - positions[::-1]  # the last write wins
-
-
-def _number_claims(numbers: npt.NDArray[Any], places: Integers, size: int) -> tuple[Integers, Integers]:
-    """Gives numbers to claimed places, in the order of the claims.
-
-    Args:
-        numbers: The number of each place; changed.
-        places: The place of each position.
-        size: The first number.
-
-    Returns:
-        The number of each position, and the positions whose claims were successful.
-    """
-    # owners: one a position: which position has claimed its place. first: the positions that have claimed their
-    # own, ascending.
-    owners = _FIRST_CLAIM - numbers[places]
-    first = np.flatnonzero(owners == np.arange(len(places)))
-    added = np.empty(len(places), dtype=np.int64)
-    added[first] = size + np.arange(len(first))
-    numbers[places[first]] = added[first]
-    return added[owners], first
-
+_LEAST_BITS = 10
 
 _MOST = 2**31
 _FREE_PLACES = 8
@@ -131,54 +99,127 @@ class CellGrid:
         places = rows * self._numbers.shape[1] + columns
         numbers = flat[places].astype(np.int64)
         missing = np.flatnonzero(numbers < 0)
-        if len(missing):
-            _claim(flat, places[missing], np.arange(len(missing)))
-            numbers[missing], first = _number_claims(flat, places[missing], self._size)
-            self._size += len(first)
-            missing = missing[first]
-        return numbers, missing
+        if not len(missing):
+            return numbers, missing
+        # at, positions, owners: one a missing pair: its place, its position, and that of the first one at its place.
+        at, positions = places[missing], np.arange(len(missing))
+        flat[at[::-1]] = positions[::-1]  # The last write wins.
+        owners = flat[at]
+        first = np.flatnonzero(owners == positions)
+        flat[at[first]] = self._size + positions[: len(first)]
+        numbers[missing] = flat[at]
+        self._size += len(first)
+        return numbers, missing[first]
 
 
 def _doubled(wanted: int, now: int) -> int:
     return now if wanted <= now else 1 << (wanted - 1).bit_length()
 
 
+class WordIndex:
+    """Numbers distinct rows of words 0, 1, 2, ... in the order in which they are added.
+
+    It uses open addressing with linear probing, is at most half full, and compares words, so it needs no hashes that
+    are unique. All rows of a call are probed together, so Python's cost is per probe and not per row.
+    """
+
+    def __init__(self) -> None:
+        self._size = 0
+        self._words: Words = {}
+        """By number."""
+        self._hashes: Hashes = np.zeros(0, dtype=np.uint64)
+        """By number."""
+        self._left_out: list[int] = []
+        """Numbers of rows that are not in the table."""
+        self._make(_LEAST_BITS)
+
+    def __len__(self) -> int:
+        return self._size
+
+    def _make(self, bits: int) -> None:
+        self._shift, self._mask = np.uint64(64 - bits), (1 << bits) - 1
+        self._table: npt.NDArray[np.int32] = np.full(1 << bits, -1, dtype=np.int32)
+
+    def add(self, words: Words, hashes: Hashes, left_out: Integers | None = None) -> None:
+        """Adds distinct rows that are not in the index.
+
+        Args:
+            words: Their words.
+            hashes: A hash of 64 bits for each row, whose upper ones count.
+            left_out: Positions of rows that get numbers but are not to be found. Default: none.
+        """
+        # new: numbers of rows that have no place in the table, ascending; at: where they look. self._table: int32, by
+        # place: a number, or -1.
+        before, self._size = self._size, self._size + len(hashes)
+        for position in words:
+            self._words.setdefault(position, np.zeros(0, dtype=np.int64))
+        for position, known in self._words.items():
+            self._words[position] = known = grown(known, self._size, 0)
+            if position in words:
+                known[before : self._size] = words[position]
+        self._hashes = grown(self._hashes, self._size, 0)
+        self._hashes[before : self._size] = hashes
+        new = np.arange(before, self._size)
+        if left_out is not None:
+            self._left_out += (before + left_out).tolist()
+            new = np.delete(new, left_out)
+        if 2 * self._size > len(self._table):
+            self._make((2 * self._size).bit_length() + 1)
+            new = np.delete(np.arange(self._size), self._left_out)
+        at = (self._hashes[new] >> self._shift).view(np.int64)
+        while len(new):
+            free = self._table[at] < 0
+            self._table[at[free]] = new[free]
+            waiting = self._table[at] != new
+            new, at = new[waiting], (at[waiting] + 1) & self._mask
+
+    def find(self, words: Words, hashes: Hashes) -> Integers:
+        """Returns the number of each row, or -1 if it was not added."""
+        # found: int64, one a row. probing: rows that are undecided, ascending; at goes with them.
+        at = (hashes >> self._shift).view(np.int64)
+        found = self._table[at].astype(np.int64)
+        if not self._size:
+            return found
+        probing = np.flatnonzero((found >= 0) & ~self._have(found, words))
+        at = at[probing]
+        while len(probing):
+            at = (at + 1) & self._mask
+            numbers = self._table[at].astype(np.int64)
+            found[probing] = numbers
+            other = (numbers >= 0) & ~self._have(numbers, {p: word[probing] for p, word in words.items()})
+            probing, at = probing[other], at[other]
+        return found
+
+    def _have(self, numbers: Integers, words: Words) -> npt.NDArray[np.bool_]:
+        """Returns which numbers have these words; for a negative number, either."""
+        same = np.ones(len(numbers), dtype=np.bool_)
+        for position in self._words.keys() | words.keys():
+            known, word = self._words.get(position), words.get(position)
+            same &= (0 if known is None else known[numbers]) == (0 if word is None else word)
+        return same
+
+
 class IntIndex:
     """Numbers distinct integers 0, 1, 2, ... in the order in which they are added.
 
-    If the integers are small and dense, as ids often are, an array has their numbers. Otherwise the index uses open
-    addressing with linear probing, and is at most half full. All integers of a call are probed together, so Python's
-    cost is per probe and not per integer.
+    If the integers are small and dense, as ids often are, an array has their numbers.
     """
 
     def __init__(self) -> None:
         self.clear()
 
     def __len__(self) -> int:
-        return self._size if self._grid is None else len(self._grid)
+        return len(self._index)
 
     def clear(self) -> None:
         """Forgets everything."""
-        self._grid: CellGrid | None = CellGrid()  # None when it would be too empty.
-        self._size = 0
+        self._index: CellGrid | WordIndex = CellGrid()  # A grid until it would be too empty.
 
     def find(self, integers: Integers) -> Integers:
         """Returns the number of each integer, or -1 if it was not added."""
-        # at, numbers: int64, the place of each integer, and the number there. probing: positions in integers that are
-        # undecided, ascending; at goes with them.
-        if self._grid is not None:
-            return self._grid.find(integers)
-        at = self._home(integers)
-        numbers = self._numbers[at]
-        probing = np.flatnonzero((self._integers[at] != integers) & (numbers >= 0))
-        at = at[probing]
-        while len(probing):
-            at = (at + 1) & self._mask
-            found = self._numbers[at]
-            numbers[probing] = found
-            on = (self._integers[at] != integers[probing]) & (found >= 0)
-            probing, at = probing[on], at[on]
-        return numbers
+        if isinstance(self._index, CellGrid):
+            return self._index.find(integers)
+        return self._index.find({0: integers}, _spread(integers))
 
     def add(self, integers: Integers) -> tuple[Integers, Integers]:
         """Returns the numbers of integers; an integer without a number gets one.
@@ -189,54 +230,37 @@ class IntIndex:
         Returns:
             The number of each integer, and the first position of each new one, in order.
         """
-        if self._grid is not None:
-            if not len(integers) or self._fits_grid(integers):
-                return self._grid.add(np.zeros(1, dtype=np.int64), integers)
-            before = self._grid.row_columns()
-            self._grid = None
-            self._make(max(_FIRST_BITS, (2 * len(before)).bit_length() + 1))
-            self.add(before)
+        if isinstance(self._index, CellGrid) and self._fits(self._index, integers):
+            return self._index.add(np.zeros(1, dtype=np.int64), integers)
         numbers = self.find(integers)
         missing = np.flatnonzero(numbers < 0)
         if not len(missing):
             return numbers, missing
-        if 2 * (self._size + len(missing)) > len(self._numbers):
-            self._grow(self._size + len(missing))
-        numbers[missing], first = _number_claims(self._numbers, self._places_of(integers[missing]), self._size)
-        self._size += len(first)
-        return numbers, missing[first]
+        # new: the distinct ones that are missing, in order; codes: positions in new, one a missing integer.
+        new, codes = numbered(integers[missing])
+        first = np.empty(len(new), dtype=np.int64)
+        first[codes[::-1]] = missing[::-1]  # The last write wins.
+        numbers[missing] = len(self) + codes
+        self.add_new(new)
+        return numbers, first
 
-    def _fits_grid(self, integers: Integers) -> bool:
-        assert self._grid is not None
-        return int(integers.min()) >= 0 and self._grid.reserve(1, int(integers.max()) + 1, len(integers))
+    def add_new(self, integers: Integers) -> None:
+        """Adds distinct integers that are not in the index."""
+        if isinstance(self._index, CellGrid):
+            if self._fits(self._index, integers):
+                self._index.add(np.zeros(1, dtype=np.int64), integers)
+                return
+            before, self._index = self._index.row_columns(), WordIndex()
+            self._index.add({0: before}, _spread(before))
+        self._index.add({0: integers}, _spread(integers))
 
-    def _places_of(self, integers: Integers) -> Integers:
-        """Returns the place of each integer. None of them is in the index; the number there is its first position."""
-        # places: int64, one an integer. probing: positions that have no place yet, ascending; at: where they look.
-        places, at = np.empty_like(integers), self._home(integers)
-        probing = np.arange(len(integers))
-        while len(probing):
-            free = np.flatnonzero(self._numbers[at] == -1)
-            _claim(self._numbers, at[free], probing[free])
-            self._integers[at[free]] = integers[_FIRST_CLAIM - self._numbers[at[free]]]
-            # Equal integers probe in step, so they meet.
-            here = self._integers[at] == integers[probing]
-            places[probing[here]] = at[here]
-            probing, at = probing[~here], (at[~here] + 1) & self._mask
-        return places
+    @staticmethod
+    def _fits(grid: CellGrid, integers: Integers) -> bool:
+        """Makes room in a grid, and returns whether it is still worth it."""
+        if not len(integers):
+            return True
+        return int(integers.min()) >= 0 and grid.reserve(1, int(integers.max()) + 1, len(integers))
 
-    def _home(self, integers: Integers) -> Integers:
-        spread = integers.view(np.uint64) * _SPREAD
-        return (spread >> self._shift).view(np.int64)
 
-    def _make(self, bits: int) -> None:
-        self._shift = np.uint64(64 - bits)
-        self._mask = (1 << bits) - 1
-        self._integers: Integers = np.zeros(1 << bits, dtype=np.int64)
-        self._numbers: Integers = np.full(1 << bits, -1, dtype=np.int64)
-
-    def _grow(self, size: int) -> None:
-        used = np.flatnonzero(self._numbers >= 0)
-        integers, numbers = self._integers[used], self._numbers[used]
-        self._make((2 * size).bit_length() + 1)
-        self._numbers[self._places_of(integers)] = numbers
+def _spread(integers: Integers) -> Hashes:
+    return integers.view(np.uint64) * _SPREAD

@@ -198,7 +198,8 @@ class TouchedKeys:
         self._sort_keys: SortKeys = np.zeros(0, dtype=np.uint64)  # By seat; there may be room for more.
         self._size = 0
         self._parts: list[KeySeats] = []
-        self._index: Any = None  # Numbers the seats that `find` has seen; None if it needs their dict keys.
+        self._index: IntIndex | RowIndex | None = None
+        """Numbers the seats that `find` has seen; None if it needs their dict keys."""
         self._indexed = 0  # Seats that it has seen.
 
     def __len__(self) -> int:
@@ -258,12 +259,13 @@ class TouchedKeys:
             return np.array([seats.get(key, -1) for key in self._encode(column)], dtype=np.int64)
         # Distinct keys are numbered in the order of their seats, so the number is the seat.
         since, self._indexed = self._indexed, self._size
+        if isinstance(self._index, IntIndex):
+            for part in self._since(since):
+                self._index.add_new(_integers(part))
+            return self._index.find(_integers(column))
         for part in self._since(since):
-            self._index.add(_integers(part) if isinstance(self._index, IntIndex) else part)
-        found: npt.NDArray[np.int64] = self._index.find(
-            _integers(column) if isinstance(self._index, IntIndex) else column
-        )
-        return found
+            self._index.add(part)
+        return self._index.find(column)
 
     def _since(self, seat: int) -> list[pa.Array[Any]]:
         """Returns the keys of all seats from this one on. It does not copy those before, as `all` may."""

@@ -14,14 +14,9 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from dagster_flinkpy.state.columns import grown
+from dagster_flinkpy.state.index import Integers, WordIndex, Words
 
-__all__ = ["RowIndex", "Words", "distinct_words", "has_words", "words_of"]
-
-Integers = npt.NDArray[np.int64]
-
-Words = dict[int, Integers]
-"""Words of each row, by their position. A position that is missing has zeros."""
+__all__ = ["RowIndex", "distinct_words", "has_words", "words_of"]
 
 TEXT_WORDS = 8
 """Words that a text has at most. Rows with a longer one are told apart by Python."""
@@ -242,81 +237,28 @@ def _claimed(words: Words, hashes: npt.NDArray[np.uint64]) -> tuple[Integers, In
 
 
 class RowIndex:
-    """Numbers distinct rows 0, 1, 2, ... in the order in which they are added.
-
-    It uses open addressing with linear probing, is at most half full, and compares words, so it needs no hashes that
-    are unique. All rows of a call are probed together.
-    """
+    """Numbers distinct rows 0, 1, 2, ... in the order in which they are added."""
 
     def __init__(self) -> None:
-        self._size = 0
-        self._words: Words = {}
-        """By number."""
-        self._hashes: npt.NDArray[np.uint64] = np.zeros(0, dtype=np.uint64)
-        """By number."""
+        self._index = WordIndex()
         self._long: dict[Hashable, int] = {}
-        """The numbers of rows with a long text; they are not in the table."""
-        self._make(_LEAST_BITS)
-
-    def _make(self, bits: int) -> None:
-        self._shift, self._mask = np.uint64(64 - bits), (1 << bits) - 1
-        self._table: npt.NDArray[np.int32] = np.full(1 << bits, -1, dtype=np.int32)
+        """The numbers of rows with a long text, which have more than their words."""
 
     def add(self, column: pa.Array[Any]) -> None:
         """Adds distinct rows that are not in the index."""
-        # new: numbers of rows that have no place in the table, ascending; at: where they look. self._table: int32, by
-        # place: a number, or -1.
         words, long = words_of(column)
-        before, self._size = self._size, self._size + len(column)
-        for position in words:
-            self._words.setdefault(position, np.zeros(0, dtype=np.int64))
-        for position, known in self._words.items():
-            self._words[position] = known = grown(known, self._size, 0)
-            if position in words:
-                known[before : self._size] = words[position]
-        self._hashes = grown(self._hashes, self._size, 0)
-        self._hashes[before : self._size] = _hashes(words, len(column))
-        new = np.arange(before, self._size)
+        numbers = (len(self._index) + long).tolist()
+        self._index.add(words, _hashes(words, len(column)), long)
         if len(long):
-            self._long.update(zip(_long_keys(column, words, long), (before + long).tolist(), strict=True))
-            new = np.delete(new, long)
-        if 2 * self._size > len(self._table):
-            self._make((2 * self._size).bit_length() + 1)
-            new = np.delete(np.arange(self._size), list(self._long.values()))
-        at = (self._hashes[new] >> self._shift).view(np.int64)
-        while len(new):
-            free = self._table[at] < 0
-            self._table[at[free]] = new[free]
-            waiting = self._table[at] != new
-            new, at = new[waiting], (at[waiting] + 1) & self._mask
+            self._long.update(zip(_long_keys(column, words, long), numbers, strict=True))
 
     def find(self, column: pa.Array[Any]) -> Integers:
         """Returns the number of each row, or -1 if it was not added."""
-        # found: int64, one a row of the column. probing: rows that are undecided, ascending; at goes with them.
         words, long = words_of(column)
-        at = (_hashes(words, len(column)) >> self._shift).view(np.int64)
-        found = self._table[at].astype(np.int64)
-        if not self._size:
-            return found
-        probing = np.flatnonzero((found >= 0) & ~self._have(found, words))
-        at = at[probing]
-        while len(probing):
-            at = (at + 1) & self._mask
-            numbers = self._table[at].astype(np.int64)
-            found[probing] = numbers
-            other = (numbers >= 0) & ~self._have(numbers, {p: word[probing] for p, word in words.items()})
-            probing, at = probing[other], at[other]
+        found = self._index.find(words, _hashes(words, len(column)))
         if len(long):
             found[long] = [self._long.get(key, -1) for key in _long_keys(column, words, long)]
         return found
-
-    def _have(self, numbers: Integers, words: Words) -> npt.NDArray[np.bool_]:
-        """Returns which numbers have these words; for a negative number, either."""
-        same = np.ones(len(numbers), dtype=np.bool_)
-        for position in self._words.keys() | words.keys():
-            known, word = self._words.get(position), words.get(position)
-            same &= (0 if known is None else known[numbers]) == (0 if word is None else word)
-        return same
 
 
 def _long_keys(column: pa.Array[Any], words: Words, rows: Integers) -> list[Hashable]:
