@@ -17,7 +17,7 @@ from dagster_flinkpy.connectors.postgres.source import PostgresSource
 from dagster_flinkpy.connectors.sources.split_enumerators import EndingEnumerator
 from dagster_flinkpy.datastream.connectors.base import Json, SourceLag, SourceSplit, position_field
 from dagster_flinkpy.errors import InputChangedError, SourceReadError
-from dagster_flinkpy.json_records import JsonRecord
+from dagster_flinkpy.json_records import Count, JsonRecord
 
 __all__ = ["PostgresEnumerator"]
 
@@ -87,64 +87,75 @@ def _prepared(connection: psycopg.Connection[Any]) -> dict[str, str]:
     return {each: f"prepared transaction {gid!r}" for each, gid in connection.execute(_PREPARED).fetchall()}
 
 
+@dataclass
+class _Candidate(TransactionsInFlight):
+    """A value that is settled when the transactions have ended that were in flight when it was the newest one."""
+
+    value: Value
+
+
+@dataclass(frozen=True)
+class _Range(JsonRecord):
+    """The rows of an epoch."""
+
+    rows: Count
+    after: Value | None = None
+    """Where it began."""
+
+
+@dataclass
+class _Place(JsonRecord):
+    """How far the rows of a table are assigned."""
+
+    columns: list[str]
+    """The columns in whose order the table is read."""
+    planned: Count
+    """How many splits there were so far."""
+    position: Value | None = None
+    """The last value that was assigned."""
+    settled: Value | None = None
+    candidate: _Candidate | None = None
+    """The value to be settled next."""
+    last: _Range | None = None
+    """The last epoch with rows, to notice rows that appear behind the position."""
+    seen: Seen | None = None
+    """What was seen of the table when the position was made."""
+    end: Value | None = None
+    """The value with which a bounded input ends."""
+
+    def __post_init__(self) -> None:
+        values = [self.position, self.settled, self.end]
+        values += [] if self.last is None else [self.last.after]
+        values += [] if self.candidate is None else [self.candidate.value]
+        for value in values:
+            if value is not None and len(value) != len(self.columns):
+                raise ValueError(f"{value!r:.100} is not the text of {len(self.columns)} value(s)")
+
+
 class PostgresEnumerator(EndingEnumerator):
     """Assigns ranges of rows.
 
     A value is settled when all transactions have ended that were in flight when it was the newest one that was visible.
     From then on no row with this value or a lesser one can appear, if transactions take their values while they run.
     Rows are read up to a settled value.
-
-    State: the last value that was assigned; what was seen of the table then (`Seen`); the range of the last epoch and
-    its number of rows, to notice rows that appear behind the position; the settled value; the value to be settled next,
-    and the transactions that it waits for; the number of splits so far, and whether the input has ended. A bounded
-    input ends with the value ``end``.
     """
 
     def __init__(self, source: PostgresSource, restored: Json | None) -> None:
         super().__init__(source.limits)
         self._source, self._checked = source, False
         self._delay = _DELAY if source.delay is None else source.delay
-        self._position: Value | None = None
-        self._settled: Value | None = None
-        self._candidate: tuple[Value, TransactionsInFlight] | None = None
-        self._last: tuple[Value | None, int] | None = None
-        """Where the last epoch with rows began, and how many they were."""
-        self._seen: Seen | None = None
-        self._end: Value | None = None
-        self._planned = 0
+        self._at = _Place(list(source.columns), 0)
         self._behind = 0
         """How many rows that could be read were not planned."""
         if restored is not None:
-            self._restore(restored)
-
-    def _restore(self, state: Json) -> None:
-        if (columns := position_field(state, "columns", list)) != list(self._source.columns):
-            raise ValueError(f"it is a position in {columns}, but the source is read by {list(self._source.columns)}")
-        self._position, self._settled = self._value(state, "position"), self._value(state, "settled")
-        self._end = self._value(state, "end")
-        self._planned = position_field(state, "planned", int)
-        self._ended = position_field(state, "ended", bool)
-        if state.get("seen") is not None:
-            self._seen = Seen.from_json(position_field(state, "seen", dict))
-        if (last := state.get("last")) is not None:
-            self._last = self._value(last, "after"), position_field(last, "rows", int)
-        if (candidate := state.get("candidate")) is not None:
-            value = self._value(candidate, "value")
-            if value is None:
-                raise ValueError("'value' is missing")
-            self._candidate = value, TransactionsInFlight.from_json(candidate)
-
-    def _value(self, state: Json, name: str) -> Value | None:
-        if state.get(name) is None:
-            return None
-        value = position_field(state, name, list)
-        if len(value) != len(self._source.columns) or not all(isinstance(each, str) for each in value):
-            raise ValueError(f"{name!r} is {value!r:.100}, not the text of {len(self._source.columns)} value(s)")
-        return value
+            self._at, before = _Place.from_json(restored), self._at
+            self._ended = position_field(restored, "ended", bool)
+            if self._at.columns != before.columns:
+                raise ValueError(f"it is a position in {self._at.columns}, but the source is read by {before.columns}")
 
     def has_input(self, parallelism: int) -> bool:
-        known = self._candidate
-        return self.plans_something(parallelism) or self._candidate != known  # the checkpoint is to keep it
+        known = self._at.candidate
+        return self.plans_something(parallelism) or self._at.candidate != known  # the checkpoint is to keep it
 
     def plan_epoch(self, parallelism: int) -> list[list[SourceSplit]]:
         shares: list[list[SourceSplit]] = [[] for _ in range(parallelism)]
@@ -157,54 +168,55 @@ class PostgresEnumerator(EndingEnumerator):
             scan.refuse_unordered()
             self._look(scan)
             through = self._limit(scan)
-            if through is not None and through != self._position:
+            if through is not None and through != self._at.position:
                 with scan.connection.transaction():
                     scan.connection.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ, READ ONLY")
                     self._refuse_late(scan)
                     through = self._assign(scan, through, parallelism, shares)
-                self._position = through
-        self._ended = self._source.bounded is not False and self._position == self._end
+                self._at.position = through
+        self._ended = self._source.bounded is not False and self._at.position == self._at.end
         return shares
 
     def _look(self, scan: Scan) -> None:
         """Checks what others have done to the table since the last plan."""
         now = Seen.of(scan)
-        if self._seen is not None and self._position is not None:
-            self._seen.check(scan, now, self._position)
-        if self._seen is not None and self._seen.files != now.files:  # what was settled was so for other rows
-            self._settled, self._candidate = self._position, None
-        self._seen = now
+        if self._at.seen is not None and self._at.position is not None:
+            self._at.seen.check(scan, now, self._at.position)
+        if self._at.seen is not None and self._at.seen.files != now.files:  # what was settled was so for other rows
+            self._at.settled, self._at.candidate = self._at.position, None
+        self._at.seen = now
 
     def _limit(self, scan: Scan) -> Value | None:
         """Returns the last value that may be read now."""
         if self._source.bounded is False:
-            if self._settled is None:  # or it was bounded before
-                self._settled = self._position
-            if self._settled == self._position:
+            if self._at.settled is None:  # or it was bounded before
+                self._at.settled = self._at.position
+            if self._at.settled == self._at.position:
                 self._settle(scan)
-            return self._settled
-        if self._end is None:
+            return self._at.settled
+        if self._at.end is None:
             if self._source.partition is not None:
                 self._await_partition(scan)
-            self._end = scan.newest(None)
-        return self._end
+            self._at.end = scan.newest(None)
+        return self._at.end
 
     def _settle(self, scan: Scan) -> None:
         """Finds a later value up to which all rows are visible, or leaves it at the last one."""
-        if earlier := self._candidate is not None:
-            value, in_flight = self._candidate
-        elif (newest := scan.newest(self._settled, scan.clock(self._delay) if scan.by_time else None)) is None:
-            return
-        else:
-            value, in_flight = self._candidate = newest, TransactionsInFlight.now(scan.connection)
-        if not _ended(in_flight, scan.connection, _WAIT_SECONDS):
+        earlier = candidate = self._at.candidate
+        if candidate is None:
+            newest = scan.newest(self._at.settled, scan.clock(self._delay) if scan.by_time else None)
+            if newest is None:
+                return
+            now = TransactionsInFlight.now(scan.connection)
+            candidate = self._at.candidate = _Candidate(now.server, now.waiting, newest)
+        if not _ended(candidate, scan.connection, _WAIT_SECONDS):
             self._progress(
-                f"table {scan.name}: rows up to {value} may have rows before them that are not committed, so they are "
-                f"not read until these have ended: {in_flight.shown()}"
+                f"table {scan.name}: rows up to {candidate.value} may have rows before them that are not committed, so "
+                f"they are not read until these have ended: {candidate.shown()}"
             )
             return
-        self._settled, self._candidate = value, None
-        if earlier:
+        self._at.settled, self._at.candidate = candidate.value, None
+        if earlier is not None:
             self._settle(scan)
 
     def _await_partition(self, scan: Scan) -> None:
@@ -226,20 +238,20 @@ class PostgresEnumerator(EndingEnumerator):
             )
 
     def _refuse_late(self, scan: Scan) -> None:
-        if self._last is None or self._position is None or self._source.bounded is not False:
+        if self._at.last is None or self._at.position is None or self._source.bounded is not False:
             return
-        after, rows = self._last
-        if (there := scan.count(after, self._position)) > rows:
+        after = self._at.last.after
+        if (more := scan.count(after, self._at.position) - self._at.last.rows) > 0:
             raise InputChangedError(
-                f"table {scan.name} got {there - rows} row(s) behind the position of the source: in the range after "
-                f"{after}, up to {self._position}, of which all rows were read. They would never be read, so the "
+                f"table {scan.name} got {more} row(s) behind the position of the source: in the range after "
+                f"{after}, up to {self._at.position}, of which all rows were read. They would never be read, so the "
                 f"values of {list(self._source.columns)} do not grow in the order of commits. Give the rows higher "
                 "values or delete them, and choose a longer delay or another column; or use PostgresChangeSource"
             )
 
     def _assign(self, scan: Scan, through: Value, parallelism: int, shares: list[list[SourceSplit]]) -> Value:
         """Assigns the rows up to a value, or fewer if there are too many. Returns the last value that was assigned."""
-        start, limits, last = self._position, self._source.limits, through
+        start, limits, last = self._at.position, self._source.limits, through
         if limits.records is not None and (beyond := scan.nth(start, through, limits.records)) is not None:
             through = scan.before(start, beyond) or beyond
         if limits.bytes is not None and (beyond := scan.beyond(start, through, limits.bytes)) is not None:
@@ -256,10 +268,10 @@ class PostgresEnumerator(EndingEnumerator):
             properties = {"after": after, "through": value, "rows": rows, "versions": versions}
             if rows:
                 name = f"({'' if after is None else ', '.join(after)}; {', '.join(value)}]"
-                shares[self._planned % parallelism].append(SourceSplit(name, properties))
-                self._planned += 1
+                shares[self._at.planned % parallelism].append(SourceSplit(name, properties))
+                self._at.planned += 1
             after, total = value, total + rows
-        self._last = start, total
+        self._at.last = _Range(total, start)
         return through
 
     def on_epoch_read(self, splits: Sequence[SourceSplit]) -> None:
@@ -267,27 +279,14 @@ class PostgresEnumerator(EndingEnumerator):
 
     def unread(self) -> Sequence[str]:
         with scanning(self._source) as scan:
-            newest = scan.newest(self._position)
+            newest = scan.newest(self._at.position)
         return [] if newest is None else [f"rows of table {scan.name} up to {newest}"]
 
     def lag(self) -> SourceLag:
         return SourceLag(records=self._behind)
 
     def snapshot_state(self) -> Json:
-        candidate = None
-        if self._candidate is not None:
-            candidate = {"value": self._candidate[0], **self._candidate[1].to_json()}
-        return {
-            "columns": list(self._source.columns),
-            "position": self._position,
-            "settled": self._settled,
-            "candidate": candidate,
-            "last": None if self._last is None else {"after": self._last[0], "rows": self._last[1]},
-            "seen": None if self._seen is None else self._seen.to_json(),
-            "end": self._end,
-            "planned": self._planned,
-            "ended": self._ended,
-        }
+        return {**self._at.to_json(), "ended": self._ended}
 
 
 def _ended(in_flight: TransactionsInFlight, connection: psycopg.Connection[Any], seconds: float) -> bool:

@@ -495,7 +495,7 @@ def test_positions_of_others_are_refused(database: Database) -> None:
     source = source_of(database)
     state = source.create_enumerator(None).snapshot_state()
     for change in ({"columns": ["s"]}, {"position": [1]}, {"position": ["1", "2"]}, {"planned": -1}, {"candidate": {}}):
-        with pytest.raises(ValueError, match=r"position|planned|value"):
+        with pytest.raises(ValueError, match=r"position|planned|candidate|value"):
             source.create_enumerator({**state, **change})
     assert source.continuous() is source
     assert source_of(database, bounded=None).continuous().bounded is False
