@@ -7,11 +7,13 @@ Spark nor the clients of stores that it does not use. ``dagster_flinkpy/__init__
 from __future__ import annotations
 
 from importlib import import_module
-from typing import Any
+from typing import Any, TypeVar
 
 from dagster_flinkpy.errors import ConfigurationError
 
-__all__ = ["register", "resolve"]
+__all__ = ["call_registered", "register", "resolve"]
+
+T = TypeVar("T")
 
 _registered: dict[str, str] = {}
 
@@ -31,3 +33,13 @@ def resolve(name: str) -> Any:
         raise ConfigurationError(f"nothing is registered to execute {name!r}; import dagster_flinkpy first")
     module, _, attribute = _registered[name].partition(":")
     return getattr(import_module(module), attribute)
+
+
+def call_registered(name: str, *arguments: object) -> T:  # type: ignore[type-var]
+    """Calls what is registered under a name, which returns what the caller declares to return.
+
+    Raises:
+        ConfigurationError: Nothing is registered under the name.
+    """
+    found: T = resolve(name)(*arguments)
+    return found

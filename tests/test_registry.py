@@ -46,7 +46,7 @@ def uses() -> set[tuple[str, str]]:
     """Returns the registered names with the packages that ask for them. Formatted parts are texts of the package."""
     found = list(texts())
     known = {(package_of(path), text) for path, text in found}
-    asking = {path for path in ROOT.rglob("*.py") if "registry import resolve" in path.read_text()}
+    asking = {path for path in ROOT.rglob("*.py") if "dagster_flinkpy.registry import" in path.read_text()}
     return {
         (name, package_of(path))
         for path, text in found

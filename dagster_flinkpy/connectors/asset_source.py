@@ -13,7 +13,7 @@ from dagster_flinkpy.common.typeinfo import RowTypeInfo
 from dagster_flinkpy.connectors.sources.declared_source import RowSource
 from dagster_flinkpy.datastream.connectors.base import SourceSplit
 from dagster_flinkpy.errors import ConfigurationError
-from dagster_flinkpy.registry import resolve
+from dagster_flinkpy.registry import call_registered
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -116,9 +116,8 @@ class AssetSource(RowSource):
         self._row_type = row_type
 
     def read(self, split: SourceSplit) -> Iterator[tuple[pa.Array, int]]:
-        columns: Iterator[pa.Array] = resolve("columns_of_rows")(
-            self.load(Materialization.of_split(split)), self._row_type, f"load() of asset {'/'.join(self.asset_key)}"
-        )
+        rows, where = self.load(Materialization.of_split(split)), f"load() of asset {'/'.join(self.asset_key)}"
+        columns: Iterator[pa.Array] = call_registered("columns_of_rows", rows, self._row_type, where)
         count = 0
         for column in columns:
             count += len(column)

@@ -18,7 +18,7 @@ from dagster_flinkpy.datastream.connectors.base import (
     WriterInitContext,
 )
 from dagster_flinkpy.errors import ConfigurationError
-from dagster_flinkpy.registry import resolve
+from dagster_flinkpy.registry import call_registered
 from dagster_flinkpy.storage import StorageLocation
 
 __all__ = ["Epoch", "ForeachEpoch"]
@@ -80,12 +80,10 @@ class ForeachEpoch(TwoPhaseCommittingSink):
 
     def create_writer(self, context: WriterInitContext, type_info: TypeInformation) -> CommittingSinkWriter:
         self.validate(type_info)
-        writer: CommittingSinkWriter = resolve("staged_rows_writer")(self.files, context, type_info)
-        return writer
+        return call_registered("staged_rows_writer", self.files, context, type_info)
 
     def create_committer(self, context: CommitterInitContext) -> Committer:
-        committer: Committer = resolve("foreach_committer")(self, context)
-        return committer
+        return call_registered("foreach_committer", self, context)
 
     def folders(self) -> list[str]:
         return [self.staging.url]

@@ -15,7 +15,7 @@ from dagster_flinkpy.datastream.connectors.base import (
     WriterInitContext,
 )
 from dagster_flinkpy.errors import ConfigurationError
-from dagster_flinkpy.registry import resolve
+from dagster_flinkpy.registry import call_registered
 
 __all__ = ["TwoPhaseCommitSinkFunction"]
 
@@ -117,9 +117,7 @@ class TwoPhaseCommitSinkFunction(TwoPhaseCommittingSink):
         """Accepts records of any type."""
 
     def create_writer(self, context: WriterInitContext, type_info: TypeInformation) -> CommittingSinkWriter:
-        writer: CommittingSinkWriter = resolve("transaction_writer")(self, context, type_info)
-        return writer
+        return call_registered("transaction_writer", self, context, type_info)
 
     def create_committer(self, context: CommitterInitContext) -> Committer:
-        committer: Committer = resolve("transaction_committer")(self, context)
-        return committer
+        return call_registered("transaction_committer", self, context)

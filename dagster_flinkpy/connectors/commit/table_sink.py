@@ -17,7 +17,7 @@ from dagster_flinkpy.datastream.connectors.base import (
     WriterInitContext,
 )
 from dagster_flinkpy.errors import ConfigurationError
-from dagster_flinkpy.registry import resolve
+from dagster_flinkpy.registry import call_registered
 from dagster_flinkpy.storage import StorageLocation
 
 __all__ = ["StagedParquet", "TableSink", "checked_location"]
@@ -110,8 +110,7 @@ class TableSink(TwoPhaseCommittingSink):
 
     def create_writer(self, context: WriterInitContext, type_info: TypeInformation) -> CommittingSinkWriter:
         self.validate(type_info)
-        writer: CommittingSinkWriter = resolve("table_writer")(self, context, type_info)
-        return writer
+        return call_registered("table_writer", self, context, type_info)
 
     def create_committer(self, context: CommitterInitContext) -> StagedFileCommitter:
         return StagedFileCommitter(self.location.open(), context)

@@ -21,7 +21,7 @@ from dagster_flinkpy.datastream.connectors.base import (
 )
 from dagster_flinkpy.datastream.connectors.tables import RowCount
 from dagster_flinkpy.errors import ConfigurationError
-from dagster_flinkpy.registry import resolve
+from dagster_flinkpy.registry import call_registered
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -91,17 +91,15 @@ class LakeSink(TwoPhaseCommittingSink):
     def create_writer(self, context: WriterInitContext, type_info: TypeInformation) -> CommittingSinkWriter:
         self.validate(type_info)
         name = "keyed_rows_writer" if self.key else f"{self.table_format}_writer"
-        writer: CommittingSinkWriter = resolve(name)(self, context, type_info)
-        return writer
+        return call_registered(name, self, context, type_info)
 
     def create_committer(self, context: CommitterInitContext) -> Committer:
         does = "upsert_" if self.key else "" if self.filled is None else "partition_"
-        committer: Committer = resolve(f"{self.table_format}_{does}committer")(self, context)
-        return committer
+        return call_registered(f"{self.table_format}_{does}committer", self, context)
 
     def count_rows(self, known: RowCount | None = None) -> RowCount | None:
         """Counts the rows as the log of the table tells them. Data files are not opened."""
-        rows: int | None = resolve(f"{self.table_format}_row_count")(self)
+        rows: int | None = call_registered(f"{self.table_format}_row_count", self)
         return None if rows is None else RowCount(rows)
 
     def uri(self) -> str:

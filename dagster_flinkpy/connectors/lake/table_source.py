@@ -21,7 +21,7 @@ from dagster_flinkpy.datastream.connectors.epoch_limits import EpochLimits
 from dagster_flinkpy.datastream.connectors.partitions import PartitionedSource, TimePartition
 from dagster_flinkpy.errors import ConfigurationError, InputChangedError, InputTypeError, TypeMismatchError
 from dagster_flinkpy.json_records import Count, JsonRecord
-from dagster_flinkpy.registry import resolve
+from dagster_flinkpy.registry import call_registered
 from dagster_flinkpy.storage import StorageLocation
 
 if TYPE_CHECKING:
@@ -131,8 +131,7 @@ class TableSource(RowSource, PartitionedSource):
 
     def log(self) -> TableLog:
         """Returns the versions of the table."""
-        log: TableLog = resolve(self.log_name)(self)
-        return log
+        return call_registered(self.log_name, self)
 
     @property
     def content_token(self) -> str:
@@ -262,7 +261,7 @@ class _TableEnumerator(OpenEnumerator[OpenSplits]):
 
     def _measure(self, split: SourceSplit) -> tuple[int, int]:
         if split.split_id not in self._rows:
-            self._rows[split.split_id] = resolve("table_file_rows")(self._source, split)
+            self._rows[split.split_id] = call_registered("table_file_rows", self._source, split)
         return self._rows[split.split_id], split.properties["size"]
 
     def lag(self) -> SourceLag:

@@ -18,7 +18,7 @@ from dagster_flinkpy.datastream.connectors.base import (
     WriterInitContext,
 )
 from dagster_flinkpy.errors import ConfigurationError
-from dagster_flinkpy.registry import resolve
+from dagster_flinkpy.registry import call_registered
 from dagster_flinkpy.storage import StorageLocation
 
 __all__ = ["PostgresSink"]
@@ -104,15 +104,13 @@ class PostgresSink(TwoPhaseCommittingSink):
     def create_writer(self, context: WriterInitContext, type_info: TypeInformation) -> CommittingSinkWriter:
         self.validate(type_info)
         name = "postgres_preparing_writer" if self.prepare_transactions else "postgres_staging_writer"
-        writer: CommittingSinkWriter = resolve(name)(self, context, type_info)
-        return writer
+        return call_registered(name, self, context, type_info)
 
     def create_committer(self, context: CommitterInitContext) -> Committer:
         name = "postgres_ledger_committer" if self.filled is None else "postgres_partition_committer"
         if self.prepare_transactions:
             name = "postgres_prepared_committer"
-        committer: Committer = resolve(name)(self, context)
-        return committer
+        return call_registered(name, self, context)
 
     def for_owner(self, owner: str) -> PostgresSink:
         """Returns the sink with which an owner, such as an asset, replaces what it has written, and nothing of others.

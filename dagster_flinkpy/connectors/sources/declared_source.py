@@ -13,7 +13,7 @@ from dagster_flinkpy.connectors.sources.open_splits import ResumedRows
 from dagster_flinkpy.datastream.connectors.base import Json, Source, SourceSplit, SplitEnumerator
 from dagster_flinkpy.datastream.connectors.partitions import TimePartition
 from dagster_flinkpy.errors import ConfigurationError
-from dagster_flinkpy.registry import resolve
+from dagster_flinkpy.registry import call_registered
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -42,12 +42,10 @@ class DeclaredSource(Source):
         return {self.dagster_kind}
 
     def create_enumerator(self, restored: Json | None) -> SplitEnumerator:
-        enumerator: SplitEnumerator = resolve(f"{self.registered}_enumerator")(self, restored)
-        return enumerator
+        return call_registered(f"{self.registered}_enumerator", self, restored)
 
     def read(self, split: SourceSplit) -> Iterator[tuple[pa.Array, int] | tuple[pa.Array, int, pa.Array]]:
-        batches: Iterator[tuple[pa.Array, int]] = resolve(f"{self.registered}_reader")(self, split)
-        return batches
+        return call_registered(f"{self.registered}_reader", self, split)
 
 
 class RowSource(DeclaredSource):
@@ -94,8 +92,7 @@ class RowSource(DeclaredSource):
         return self._checked(self._find_type()) if self._row_type is None else self._row_type
 
     def _find_type(self) -> RowTypeInfo:
-        found: RowTypeInfo = resolve(f"{self.registered}_row_type")(self)
-        return found
+        return call_registered(f"{self.registered}_row_type", self)
 
     @property
     def produced_type(self) -> RowTypeInfo:

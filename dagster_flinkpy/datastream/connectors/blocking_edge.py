@@ -22,7 +22,7 @@ from dagster_flinkpy.datastream.connectors.base import (
     WriterInitContext,
 )
 from dagster_flinkpy.errors import JobGraphError
-from dagster_flinkpy.registry import resolve
+from dagster_flinkpy.registry import call_registered
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -65,8 +65,7 @@ class BlockingEdgeSink(Sink):
         """Accepts records of any type."""
 
     def create_writer(self, context: WriterInitContext, type_info: TypeInformation) -> CommittingSinkWriter:
-        writer: CommittingSinkWriter = resolve("blocking_edge_writer")(self, context, type_info)
-        return writer
+        return call_registered("blocking_edge_writer", self, context, type_info)
 
 
 @dataclass(frozen=True)
@@ -84,12 +83,8 @@ class BlockingEdgeSource(Source):
         return self.type_info
 
     def create_enumerator(self, restored: Json | None) -> SplitEnumerator:
-        enumerator: SplitEnumerator = resolve("blocking_edge_enumerator")(self, restored)
-        return enumerator
+        return call_registered("blocking_edge_enumerator", self, restored)
 
     def read(self, split: SourceSplit) -> Iterator[tuple[pa.Array, int]]:
         """Yields structs of ``value`` and ``timestamp``."""
-        batches: Iterator[tuple[pa.Array, int]] = resolve("blocking_edge_reader")(
-            self.location, self.sink_uid, split, self.produced_type
-        )
-        return batches
+        return call_registered("blocking_edge_reader", self.location, self.sink_uid, split, self.produced_type)

@@ -31,7 +31,7 @@ from dagster_flinkpy.datastream.connectors.base import (
 )
 from dagster_flinkpy.datastream.connectors.epoch_limits import EpochLimits
 from dagster_flinkpy.errors import ConfigurationError
-from dagster_flinkpy.registry import resolve
+from dagster_flinkpy.registry import call_registered
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -185,12 +185,10 @@ class FileSource(Source):
         return f"{type(self.stream_format).__qualname__} {self.stream_format.charset_name}"  # splits name the versions
 
     def create_enumerator(self, restored: Json | None) -> SplitEnumerator:
-        enumerator: SplitEnumerator = resolve("file_enumerator")(self, restored)
-        return enumerator
+        return call_registered("file_enumerator", self, restored)
 
     def read(self, split: SourceSplit) -> Iterator[tuple[pa.Array, int]]:
-        batches: Iterator[tuple[pa.Array, int]] = resolve("file_reader")(self, split)
-        return batches
+        return call_registered("file_reader", self, split)
 
     def folders(self) -> list[str]:
         return [path if isinstance(path, str) else path.url for path in self.paths]
@@ -382,12 +380,10 @@ class FileSink(TwoPhaseCommittingSink):
         pass  # everything can be written as text
 
     def create_writer(self, context: WriterInitContext, type_info: TypeInformation) -> CommittingSinkWriter:
-        writer: CommittingSinkWriter = resolve("file_writer")(self, context, type_info)
-        return writer
+        return call_registered("file_writer", self, context, type_info)
 
     def create_committer(self, context: CommitterInitContext) -> Committer:
-        committer: Committer = resolve("file_committer")(self, context)
-        return committer
+        return call_registered("file_committer", self, context)
 
     def kinds(self) -> set[str]:
         return {"file"}

@@ -25,7 +25,7 @@ from dagster_flinkpy.datastream.connectors.base import (
 )
 from dagster_flinkpy.datastream.connectors.kafka_source import check_property
 from dagster_flinkpy.errors import ConfigurationError
-from dagster_flinkpy.registry import resolve
+from dagster_flinkpy.registry import call_registered
 
 __all__ = [
     "KafkaRecordSerializationSchema",
@@ -83,7 +83,7 @@ class KafkaRecordSerializationSchema:
                         f"values of topic {self.topic!r} are JSON objects, but records are {type_info}: use "
                         "Types.ROW_NAMED(...), or set_value_serialization_schema()"
                     )
-                resolve("check_json_type")("record", type_info)
+                call_registered("check_json_type", "record", type_info)
 
 
 def field_type(type_info: TypeInformation, field: str | None) -> TypeInformation:
@@ -188,8 +188,7 @@ class KafkaSink(Sink):
         self.schema.check(Types.PICKLED_BYTE_ARRAY() if type_info is None else type_info)
 
     def create_writer(self, context: WriterInitContext, type_info: TypeInformation) -> SinkWriter:
-        writer: SinkWriter = resolve("kafka_direct_writer")(self, context, type_info)
-        return writer
+        return call_registered("kafka_direct_writer", self, context, type_info)
 
     def folders(self) -> list[str]:
         return [] if self.staging is None else [getattr(self.staging, "url", self.staging)]
@@ -211,13 +210,11 @@ class TransactionalKafkaSink(KafkaSink, TwoPhaseCommittingSink):
     """The same for all tries of a run of the owner, which writes once."""
 
     def create_writer(self, context: WriterInitContext, type_info: TypeInformation) -> CommittingSinkWriter:
-        writer: CommittingSinkWriter = resolve("kafka_staging_writer")(self, context, type_info)
-        return writer
+        return call_registered("kafka_staging_writer", self, context, type_info)
 
     def create_committer(self, context: CommitterInitContext) -> Committer:
         name = "kafka_committer" if self.owner is None else "kafka_appending_committer"
-        committer: Committer = resolve(name)(self, context)
-        return committer
+        return call_registered(name, self, context)
 
     def for_owner(self, owner: str) -> TransactionalKafkaSink:
         """Returns the sink with which an owner, such as an asset, writes in transactions. They add and never replace.
@@ -328,5 +325,6 @@ class KafkaSinkBuilder:
         sink = TransactionalKafkaSink() if exactly_once else KafkaSink()
         sink.bootstrap_servers, sink.schema, sink.properties = self._servers, self._schema, dict(self._properties)
         sink.transactional_id_prefix = self._prefix or sink.transactional_id_prefix
-        sink.staging = None if self._staging is None else resolve("staging_location")("set_staging()", self._staging)
+        if self._staging is not None:
+            sink.staging = call_registered("staging_location", "set_staging()", self._staging)
         return sink

@@ -14,7 +14,7 @@ from dagster_flinkpy.common.serialization import ByteArraySchema, Deserializatio
 from dagster_flinkpy.common.typeinfo import TypeInformation, Types
 from dagster_flinkpy.datastream.connectors.base import Json, Source, SourceSplit, SplitEnumerator
 from dagster_flinkpy.errors import ConfigurationError
-from dagster_flinkpy.registry import resolve
+from dagster_flinkpy.registry import call_registered
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -236,12 +236,10 @@ class KafkaSource(Source):
         return self.schema.produced_type
 
     def create_enumerator(self, restored: Json | None) -> SplitEnumerator:
-        enumerator: SplitEnumerator = resolve("kafka_enumerator")(self, restored)
-        return enumerator
+        return call_registered("kafka_enumerator", self, restored)
 
     def read(self, split: SourceSplit) -> Iterator[tuple[pa.Array, int, pa.Array]]:
-        batches: Iterator[tuple[pa.Array, int, pa.Array]] = resolve("kafka_reader")(self, split)
-        return batches
+        return call_registered("kafka_reader", self, split)
 
     def kinds(self) -> set[str]:
         return {"kafka"}

@@ -10,7 +10,7 @@ from typing import Any
 from dagster_flinkpy.common.typeinfo import TypeInformation
 from dagster_flinkpy.datastream.connectors import base
 from dagster_flinkpy.datastream.connectors.source import Source
-from dagster_flinkpy.registry import resolve
+from dagster_flinkpy.registry import call_registered
 
 __all__ = ["ReaderSource"]
 
@@ -31,8 +31,7 @@ class ReaderSource(base.Source):
         return self.source.produced_type
 
     def create_enumerator(self, restored: base.Json | None) -> base.SplitEnumerator:
-        enumerator: base.SplitEnumerator = resolve("source_coordinator")(self.source, restored)
-        return enumerator
+        return call_registered("source_coordinator", self.source, restored)
 
     def read(self, split: base.SourceSplit) -> Iterator[Any]:
         raise AssertionError("its operator has a reader")

@@ -15,7 +15,7 @@ from dagster_flinkpy.datastream.connectors.base import Json, Source, SourceSplit
 from dagster_flinkpy.datastream.connectors.blocking_edge import BlockingEdgeSource
 from dagster_flinkpy.datastream.connectors.partitions import PartitionedSource, TimePartition
 from dagster_flinkpy.errors import JobGraphError
-from dagster_flinkpy.registry import resolve
+from dagster_flinkpy.registry import call_registered
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -50,15 +50,11 @@ class SparkSource(Source):
         return self.type_info
 
     def create_enumerator(self, restored: Json | None) -> SplitEnumerator:
-        enumerator: SplitEnumerator = resolve("spark_source_enumerator")(self, restored)
-        return enumerator
+        return call_registered("spark_source_enumerator", self, restored)
 
     def read(self, split: SourceSplit) -> Iterator[tuple[pa.Array, int]]:
         """Yields structs of ``value`` and ``timestamp``."""
-        batches: Iterator[tuple[pa.Array, int]] = resolve("blocking_edge_reader")(
-            self.location, self.uid, split, self.produced_type
-        )
-        return batches
+        return call_registered("blocking_edge_reader", self.location, self.uid, split, self.produced_type)
 
     def continuous(self) -> SparkSource:
         return replace(self, bounded=False) if self.bounded is None else self
@@ -91,15 +87,11 @@ class SparkTransform(BlockingEdgeSource):
     """The uid of the operator; set when the job runs."""
 
     def create_enumerator(self, restored: Json | None) -> SplitEnumerator:
-        enumerator: SplitEnumerator = resolve("spark_transform_enumerator")(self, restored)
-        return enumerator
+        return call_registered("spark_transform_enumerator", self, restored)
 
     def read(self, split: SourceSplit) -> Iterator[tuple[pa.Array, int]]:
         """Yields structs of ``value`` and ``timestamp``."""
-        batches: Iterator[tuple[pa.Array, int]] = resolve("blocking_edge_reader")(
-            self.location, self.uid, split, self.produced_type
-        )
-        return batches
+        return call_registered("blocking_edge_reader", self.location, self.uid, split, self.produced_type)
 
     def __reduce__(self) -> tuple[Any, ...]:
         return type(self), (self.sink_uid, self.type_info, self.location, None, None, self.uid)

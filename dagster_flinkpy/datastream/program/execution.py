@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
@@ -19,7 +19,7 @@ from dagster_flinkpy.datastream.checkpoint_config import CheckpointConfig
 from dagster_flinkpy.datastream.checkpointing.state_recovery import NonRestoredState
 from dagster_flinkpy.datastream.program.job_graph import JobGraph
 from dagster_flinkpy.errors import ConfigurationError
-from dagster_flinkpy.registry import resolve
+from dagster_flinkpy.registry import call_registered
 
 __all__ = [
     "ExecutionSettings",
@@ -79,8 +79,7 @@ def get_executor() -> ProgramExecutor:
     Raises:
         ConfigurationError: No executor is registered.
     """
-    executor: ProgramExecutor = resolve("executor")()
-    return executor
+    return call_registered("executor")
 
 
 @contextmanager
@@ -110,5 +109,4 @@ def spark_row_type(registered: str, *arguments: Any, operator: str) -> RowTypeIn
             "DataFrame with type_info=... of from_spark() or output_type=... of transform_spark(), such as "
             "Types.ROW_NAMED([...], [...])"
         )
-    ask: Callable[..., RowTypeInfo] = resolve(registered)
-    return ask(*arguments, operator)
+    return call_registered(registered, *arguments, operator)
