@@ -250,8 +250,7 @@ class JobHistory:
     def of(instance: DagsterInstance, target: FlinkTarget) -> JobHistory:
         """Reads the history of a job."""
         found = recent_runs(instance, target.job_id, target.keys)
-        runs = [record for record in found if not _is_upkeep(record.dagster_run, target)]
-        runs.sort(key=_ended, reverse=True)  # a rescale may begin and end beside a run
+        runs = _last_ended_first([record for record in found if not _is_upkeep(record.dagster_run, target)], target)
         last = runs[0].dagster_run if runs else None
         if last is None or last.status != DagsterRunStatus.FAILURE or JOB_TAG in last.tags:
             return JobHistory(target, runs)
@@ -290,6 +289,21 @@ def hopeless_error(instance: DagsterInstance, history: JobHistory) -> str | None
         if (suppressed := metadata.get("suppressed_by")) is not None:
             return f"{said.value}, and {suppressed.value}"
     return None
+
+
+def _last_ended_first(newest_first: Sequence[RunRecord], target: FlinkTarget) -> list[RunRecord]:
+    """Puts runs into the order in which they ended: a rescale may begin and end beside a run.
+
+    The sensors start a run when no other works on the job, so it ends after those before it, whatever the clocks of the
+    machines say on which they ran.
+    """
+    of_sensors = {f"{target.dagster_name}_{verb}" for verb in ("checkpoint", "restart")}
+    found, latest = list[tuple[float, RunRecord]](), 0.0
+    for record in reversed(newest_first):
+        ended = max(_ended(record), latest if record.dagster_run.job_name in of_sensors else 0.0)
+        found.append((ended, record))
+        latest = max(latest, ended)
+    return [record for _, record in sorted(found, key=lambda each: each[0])][::-1]
 
 
 def _ended(record: RunRecord) -> float:

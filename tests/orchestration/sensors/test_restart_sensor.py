@@ -40,6 +40,7 @@ from dagster_flinkpy.orchestration import (
 from dagster_flinkpy.orchestration.failure import retry_is_pointless
 from dagster_flinkpy.orchestration.flink_job import JOB_TAG
 from dagster_flinkpy.orchestration.runs.runs_of_job import FIRST_TRY_TAG, RESTART_TAG, first_try, recent_runs
+from dagster_flinkpy.orchestration.sensors import restart_sensor
 from dagster_flinkpy.orchestration.sensors.restart_sensor import Restart, next_restart
 from dagster_flinkpy.orchestration.sensors.targets import FlinkTarget
 from dagster_flinkpy.runtime.master.job import JobAttempt
@@ -262,6 +263,24 @@ def test_what_a_restart_replaces_is_in_the_history_however_many_partitions_it_ha
         instance.report_dagster_event(event, again.run_id)
     found = [record.dagster_run.run_id for record in recent_runs(instance, "words", list(assets[0].keys))]
     assert found == [again.run_id, by_hand.run_id]
+
+
+def test_clocks_of_machines_that_differ_do_not_hide_what_a_sensor_has_started(
+    assets: list[AssetsDefinition], instance: DagsterInstance, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first run ended on a machine whose clock is fast. The run that was asked for again would be no news."""
+    first = create_run_for_test(instance, status=FAILED)
+    tags = BY_SENSOR | {RESTART_TAG: first.run_id}
+    again = create_run_for_test(instance, job_name="words_restart", status=FAILED, tags=tags)
+    ended = {first.run_id: NOW / 1000 + 300, again.run_id: NOW / 1000}
+
+    def skewed(*args: Any) -> list[RunRecord]:
+        return [record._replace(end_time=ended[record.dagster_run.run_id]) for record in recent_runs(*args)]
+
+    monkeypatch.setattr(restart_sensor, "recent_runs", skewed)
+    (request,) = tick(assets, instance, strategy=FixedDelayRestart(2, timedelta(0))).run_requests or []
+    assert request.tags[RESTART_TAG] == again.run_id
+    assert "failed for good" in str(tick(assets, instance, strategy=FixedDelayRestart(1)).skip_message)
 
 
 def test_a_savepoint_that_succeeds_ends_no_failure(assets: list[AssetsDefinition], instance: DagsterInstance) -> None:
