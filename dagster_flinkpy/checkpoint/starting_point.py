@@ -31,7 +31,7 @@ __all__ = ["Restore"]
 
 _RESTORED_BY = "restored_by"
 """Property of a checkpoint: the run that restored a savepoint or an older checkpoint, or started from empty state, and
-then completed this one."""
+then completed this one, or one from which others have continued since."""
 
 
 @dataclass
@@ -67,12 +67,14 @@ class Restore:
         self._restored_by = None if self.path is None and not self.start_empty else self.run_id
 
     def skip_if_restored(self, latest: CheckpointMetadata | None) -> None:
-        """Continues from the latest checkpoint if an earlier try of the run has started anew and completed it."""
-        if (
-            latest is not None
-            and self._restored_by is not None
-            and latest.properties.get(_RESTORED_BY) == self._restored_by
-        ):
+        """Continues from the latest checkpoint if an earlier try of the run has started anew and completed one.
+
+        Other runs may have continued since.
+        """
+        by = None if latest is None else latest.properties.get(_RESTORED_BY)
+        if self.path is None and not self.start_empty:
+            self._restored_by = by
+        elif by is not None and by == self._restored_by:
             done = "started from empty state" if self.path is None else f"restored {self.path}"
             self.progress(f"an earlier try of this run has {done}; this one continues from there")
             self.path, self.start_empty = None, False

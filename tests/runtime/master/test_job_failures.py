@@ -193,7 +193,8 @@ def test_a_run_that_is_tried_again_restores_once(tmp_path: Path) -> None:
         assert attempt.restored.checkpoint_id == 1
 
 
-def test_a_run_that_is_tried_again_starts_from_empty_state_once(tmp_path: Path) -> None:
+@pytest.mark.parametrize("another", [False, True], ids=["", "after another run"])
+def test_a_run_that_is_tried_again_starts_from_empty_state_once(tmp_path: Path, another: bool) -> None:
     run = {"start_empty": True, "run_id": "run"}
     poisoned, _ = sunk(tmp_path, fail_at(200))
     with HarnessAttempt(poisoned, tmp_path, **run) as attempt:
@@ -202,6 +203,9 @@ def test_a_run_that_is_tried_again_starts_from_empty_state_once(tmp_path: Path) 
         with pytest.raises(UserFunctionError):
             attempt.run_epoch()
     graph, sink = sunk(tmp_path)
+    if another:  # such as one of the checkpoint sensor, which has begun before the next try
+        with HarnessAttempt(graph, tmp_path) as attempt:
+            attempt.run_epoch()
     with HarnessAttempt(graph, tmp_path, **run) as attempt:
         while not attempt.finished:
             attempt.run_epoch()
