@@ -31,6 +31,7 @@ __all__ = [
     "METADATA_NAME",
     "REPEATS",
     "STOPPED",
+    "WINDOW",
     "CheckpointKind",
     "CheckpointMetadata",
     "fetch_metadata",
@@ -47,6 +48,8 @@ REPEATS = "repeats"
 """Property of a checkpoint that has read nothing since another one; see `CheckpointMetadata.read_by`."""
 STOPPED = "stopped"
 """Property of the checkpoint with which a job was stopped."""
+WINDOW = "window"
+"""Property of the end state of a time partition: the partition's start and end, in milliseconds since 1970."""
 METADATA_VERSION = 1
 _ADVICE = "Restore another checkpoint or a savepoint with restore_from"
 

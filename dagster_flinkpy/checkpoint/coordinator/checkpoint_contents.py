@@ -9,12 +9,13 @@ import msgspec
 
 from dagster_flinkpy.checkpoint.coordinator.instructions import WriteMetadata
 from dagster_flinkpy.checkpoint.edge_history import EdgeHistory
-from dagster_flinkpy.checkpoint.metadata import ANCESTORS, COMMITS, REPEATS, CheckpointKind, CheckpointMetadata
+from dagster_flinkpy.checkpoint.metadata import ANCESTORS, COMMITS, REPEATS, WINDOW, CheckpointKind, CheckpointMetadata
 from dagster_flinkpy.checkpoint.operator_program import operator_program
 from dagster_flinkpy.checkpoint.operator_states import OperatorState
 from dagster_flinkpy.checkpoint.partitions import PartitionEnd
 from dagster_flinkpy.checkpoint.recomputation import FIRST, REPLACES, TO_REPLACE, ReplacedRows, first_checkpoint
 from dagster_flinkpy.checkpoint.state_migration import state_version
+from dagster_flinkpy.common.clock import epoch_millis
 from dagster_flinkpy.datastream.connectors.partitions import TimePartition
 from dagster_flinkpy.datastream.operator_specs import BlockingEdgeSinkSpec, BlockingEdgeSourceSpec
 from dagster_flinkpy.datastream.program.job_graph import JobGraph
@@ -69,6 +70,7 @@ class CheckpointContents:
             ANCESTORS: self._ancestors or None,
             COMMITS: self._commits_before(write) or None,
             REPEATS: list(self.parent.read_by) if self.parent and write.checkpoint_id == self.repeated else None,
+            WINDOW: self._window(write),
             **self._rows_to_replace(write),
         }
         operators = tuple(
@@ -130,6 +132,12 @@ class CheckpointContents:
             return {}
         idle = {uid for uid, states in write.states.items() if not any(s.committables for s in states)}
         return {uid: number for uid, number in parent.commits.items() if uid in idle}
+
+    def _window(self, write: WriteMetadata) -> Any:
+        """Returns the property of a checkpoint that says of which time its partition is."""
+        if self.partition is not None:
+            return [epoch_millis(self.partition.start), epoch_millis(self.partition.end)]
+        return self.parent.properties.get(WINDOW) if self.parent and write.checkpoint_id == self.repeated else None
 
     def _rows_to_replace(self, write: WriteMetadata) -> dict[str, Any]:
         """Returns the property of a checkpoint whose operators are recomputed, or whose sinks replace their rows."""

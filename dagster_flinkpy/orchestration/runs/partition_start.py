@@ -5,16 +5,21 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from datetime import datetime
+from typing import TYPE_CHECKING
 
 import msgspec
 from dagster import TimeWindow
 from dagster import TimeWindowPartitionsDefinition as PartitionsDefinition
 
 from dagster_flinkpy.checkpoint.partitions import PartitionEnd
+from dagster_flinkpy.common.clock import datetime_of_millis, epoch_millis
 from dagster_flinkpy.datastream.connectors.partitions import TimePartition
 from dagster_flinkpy.errors import ConfigurationError, RestoreError
 
-__all__ = ["PartitionStart", "outdated", "partition_start", "renumbered", "time_partition"]
+if TYPE_CHECKING:
+    from dagster_flinkpy.checkpoint.metadata import CheckpointMetadata
+
+__all__ = ["PartitionStart", "outdated", "partition_start", "refuse_other_window", "renumbered", "time_partition"]
 
 
 def time_partition(partitions_def: PartitionsDefinition, key: str) -> TimePartition:
@@ -42,6 +47,8 @@ class PartitionStart:
     """The end state of the previous partition, or None for empty state."""
     reason: str
     """An explanation for the log."""
+    after: str | None = None
+    """The partition whose end state it is."""
 
     @property
     def restore_from(self) -> str | None:
@@ -109,6 +116,7 @@ def partition_start(
         return PartitionStart(
             chosen.checkpoint_id,
             f"Partition {first.key} starts from the end state of {chosen.partition}: checkpoint {chosen.checkpoint_id}",
+            chosen.partition,
         )
     if first.ordinal == 0:
         return PartitionStart(None, f"Partition {first.key} is the first: it starts from empty state.")
@@ -126,6 +134,31 @@ def partition_start(
         f"run `dagster asset materialize --select '{assets}' {option} {missing}`. Or start this run from another "
         "state, with restore_from or start_empty in its config."
     )
+
+
+def refuse_other_window(end: CheckpointMetadata, partition: str, partitions_def: PartitionsDefinition) -> None:
+    """Refuses to go on from an end state whose partition is of another time now: rows would be missing, or count twice.
+
+    Args:
+        end: The end state. Those of earlier releases do not say of which time they are.
+        partition: Its partition.
+        partitions_def: The partitions of the job.
+
+    Raises:
+        ConfigurationError: The partition begins or ends at another time.
+    """
+    from dagster_flinkpy.checkpoint.metadata import WINDOW
+
+    window, then = partitions_def.time_window_for_partition_key(partition), end.properties.get(WINDOW)
+    if then not in (None, [epoch_millis(window.start), epoch_millis(window.end)]):
+        start, stop = map(datetime_of_millis, then)
+        raise ConfigurationError(
+            f"checkpoint {end.checkpoint_id} is the end state of partition {partition!r}, which was from {start} to "
+            f"{stop}. Now {partition!r} is from {window.start} to {window.end}: rows between would be missing, or "
+            "count twice. Undo that change, such as of the time zone; or give the job another name, and start its "
+            f"first partition with restore_from. If sources do not read by time, set restore_from to "
+            f"chk-{end.checkpoint_id} in the config of this run."
+        )
 
 
 def outdated(ends: Iterable[PartitionEnd]) -> list[PartitionEnd]:

@@ -24,6 +24,7 @@ from dagster_flinkpy.orchestration.runs.partition_start import (
     PartitionStart,
     outdated,
     partition_start,
+    refuse_other_window,
     renumbered,
     time_partition,
 )
@@ -151,10 +152,15 @@ def _start(
     storage: CheckpointStorageResource,
     first: TimePartition,
 ) -> PartitionStart:
+    from dagster_flinkpy.checkpoint.store import CompletedCheckpointStore
     from dagster_flinkpy.checkpoint.traces import head_of_job
 
-    head = head_of_job(storage.location().child(job.job_id).open())
+    store = storage.location().child(job.job_id).open()
+    head = head_of_job(store)
     keys = partitions_def.get_partition_keys()
     selection = " or ".join(f'key:"{spec.key.to_user_string()}"' for spec in specs.values())
     kept = renumbered(head.partitions if head else (), partitions_def, job_id=job.job_id)
-    return partition_start(kept, first, keys.__getitem__, assets=selection)
+    start = partition_start(kept, first, keys.__getitem__, assets=selection)
+    if start.checkpoint_id is not None and start.after is not None:
+        refuse_other_window(CompletedCheckpointStore(store).load(start.checkpoint_id), start.after, partitions_def)
+    return start

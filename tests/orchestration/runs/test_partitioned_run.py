@@ -521,6 +521,19 @@ def test_a_definition_with_other_windows_is_refused(other: TimeWindowPartitionsD
         renumbered([end(4, 1)], other, job_id="letters")
 
 
+def test_days_of_another_time_zone_are_refused(deployment: Deployment, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They have the same keys, but sources that read by time would read the rows of an hour twice, or never."""
+    plain = deployment.assets
+    assert deployment.run(KEYS[0]).success
+    berlin = DailyPartitionsDefinition("2024-03-01", end_date="2024-03-08", timezone="Europe/Berlin")
+    monkeypatch.setattr(deployment, "assets", lambda poison=None: plain(poison, partitions_def=berlin))
+    said = failure_of(deployment.run(KEYS[1]))
+    assert "was from 2024-03-01 00:00:00+00:00 to 2024-03-02 00:00:00+00:00" in said
+    assert "Now '2024-03-01' is from 2024-03-01 00:00:00+01:00 to 2024-03-02 00:00:00+01:00" in said
+    assert deployment.run(KEYS[1], restore_from="chk-1").success
+    assert deployment.run(KEYS[2]).success
+
+
 def test_a_backfill_of_days_before_the_old_start(deployment: Deployment, monkeypatch: pytest.MonkeyPatch) -> None:
     """Retention and the warning follow the current definition."""
     plain = deployment.assets
