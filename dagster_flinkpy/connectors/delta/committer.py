@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Collection, Sequence
-from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, ClassVar
 from urllib.parse import unquote
@@ -19,11 +18,11 @@ from dagster_flinkpy.connectors.commit.checkpoint_committer import StagedCheckpo
 from dagster_flinkpy.connectors.commit.staged_files import partition_values
 from dagster_flinkpy.connectors.commit.staged_rows import RowFile
 from dagster_flinkpy.connectors.delta.entries import check_log
-from dagster_flinkpy.connectors.delta.rules import Change
+from dagster_flinkpy.connectors.delta.rules import CONSTRAINT, Change
 from dagster_flinkpy.connectors.delta.sink import DeltaSink
 from dagster_flinkpy.connectors.delta.table import DIGEST, DeltaTarget
 from dagster_flinkpy.connectors.lake.committer import LakeCommitter, PartitionReplacement
-from dagster_flinkpy.datastream.connectors.base import CommitterInitContext, Json
+from dagster_flinkpy.datastream.connectors.base import CommitterInitContext
 from dagster_flinkpy.errors import ConfigurationError
 
 __all__ = ["DeltaCommitter", "DeltaPartitionCommitter", "DeltaUpsertCommitter"]
@@ -234,32 +233,14 @@ def _breaks_a_rule(table: DeltaTable, rows: pa.Table, key: Sequence[str]) -> boo
 
     Then trying again does not help.
     """
-    protocol, metadata = table.protocol(), table.metadata()
-    entries: list[Json] = [
-        {
-            "protocol": {
-                "minReaderVersion": protocol.min_reader_version,
-                "minWriterVersion": protocol.min_writer_version,
-                **({} if protocol.reader_features is None else {"readerFeatures": protocol.reader_features}),
-                **({} if protocol.writer_features is None else {"writerFeatures": protocol.writer_features}),
-            }
-        },
-        {
-            "metaData": {
-                "id": metadata.id,
-                "format": {"provider": "parquet", "options": {}},
-                "schemaString": table.schema().to_json(),
-                "partitionColumns": metadata.partition_columns,
-                "configuration": metadata.configuration,
-            }
-        },
-    ]
+    metadata = table.metadata()
     with TemporaryDirectory(prefix="flinkpy-") as folder:
-        log = Path(folder, "_delta_log")
-        log.mkdir()
-        (log / f"{0:020d}.json").write_text("\n".join(map(json.dumps, entries)))
         try:
-            _merge(DeltaTable(folder), rows, key)
+            empty = DeltaTable.create(folder, table.schema(), partition_by=metadata.partition_columns or None)
+            for name, rule in metadata.configuration.items():
+                if name.startswith(CONSTRAINT):
+                    empty.alter.add_constraint({name.removeprefix(CONSTRAINT): rule})
+            _merge(empty, rows, key)
         except DeltaError:
             return True
     return False

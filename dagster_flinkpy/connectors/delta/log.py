@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from functools import cached_property
 from urllib.parse import unquote
@@ -94,13 +94,11 @@ class DeltaLog(TableLog):
             if pa.table(table.deletion_vectors()).num_rows:
                 raise self._vectors(version)
             found = pa.table(table.get_add_actions()).to_pylist()
-        files = []
-        for file in found:
-            values = {name: partition_text(value) for name, value in (file.get("partition") or {}).items()}
-            files.append(self._file(file["path"], file["size_bytes"], values))
-        if self._source.change_feed:
-            return [self._change(file, version, "+I") for file in _by_path(files)]
-        return _by_path(files)
+        for file in found:  # as it is in the log
+            file["partitionValues"] = {n: partition_text(value) for n, value in (file.get("partition") or {}).items()}
+            file["size"] = file["size_bytes"]
+        files = self._files(found)
+        return [self._change(file, version, "+I") for file in files] if self._source.change_feed else files
 
     def added_files(self, version: int) -> list[Json]:
         with self._reading():
@@ -108,10 +106,8 @@ class DeltaLog(TableLog):
         if self._source.change_feed:
             return self._changes(actions, version)
         # RESTORE of an empty table only adds files, but those were there before.
-        restores = any(
-            action["commitInfo"].get("operation") == "RESTORE" for action in actions if "commitInfo" in action
-        )
-        if restores or any(action["remove"].get("dataChange", True) for action in actions if "remove" in action):
+        restores = any(each.get("operation") == "RESTORE" for each in _of_kind("commitInfo", actions))
+        if restores or _of_kind("remove", actions):
             if self._source.skip_changes:
                 return []
             raise InputChangedError(
@@ -119,14 +115,18 @@ class DeltaLog(TableLog):
                 "what is added. Give it skip_changes=True to leave out such versions, or start from empty state to "
                 "read the table as it is now"
             )
-        added = [a["add"] for a in actions if "add" in a and a["add"].get("dataChange", True)]
+        added = _of_kind("add", actions)
         if any(add.get("deletionVector") for add in added):
             raise self._vectors(version)
-        return _by_path([self._file(add["path"], add["size"], add.get("partitionValues") or {}) for add in added])
+        return self._files(added)
 
-    def _file(self, path: str, size: int, values: Json) -> Json:
-        file = {"path": self._relative(path), "size": size, "values": values}
-        column = self._source.partition_column
+    def _files(self, actions: Iterable[Json]) -> list[Json]:
+        """Returns the files that actions of the log are about."""
+        return sorted(map(self._file, actions), key=lambda file: str(file["path"]))
+
+    def _file(self, action: Json) -> Json:
+        path, values, column = action["path"], action.get("partitionValues") or {}, self._source.partition_column
+        file = {"path": self._relative(path), "size": action.get("size") or self._size(path), "values": values}
         if column not in values:
             return file
         value = values[column]
@@ -146,28 +146,15 @@ class DeltaLog(TableLog):
         if any(each.get("deletionVector") for a in actions for each in (a.get("add"), a.get("remove")) if each):
             raise self._vectors(version)
         if feed := [action["cdc"] for action in actions if "cdc" in action]:
-            files = [self._file(cdc["path"], cdc["size"], cdc.get("partitionValues") or {}) for cdc in feed]
-            return [self._change(file, version, kinds) for kinds in ("-", "+") for file in _by_path(files)]
-        changed = {
-            kind: [a[kind] for a in actions if kind in a and a[kind].get("dataChange", True)]
-            for kind in ("remove", "add")
-        }
-        partitioned = self._open().metadata().partition_columns
-        if partitioned and any(not remove.get("partitionValues") for remove in changed["remove"]):
+            return [self._change(file, version, kinds) for kinds in ("-", "+") for file in self._files(feed)]
+        removed, partitioned = _of_kind("remove", actions), self._open().metadata().partition_columns
+        if partitioned and any(not remove.get("partitionValues") for remove in removed):
             raise InputChangedError(
                 f"version {version} of Delta table {self._store.url} removes files without their partition values, so "
                 "the rows that are gone cannot be read: enable delta.enableChangeDataFeed, and start from empty state"
             )
-        found = []
-        for kind, sign in (("remove", "-D"), ("add", "+I")):
-            files = [
-                self._file(
-                    each["path"], each.get("size") or self._size(each["path"]), each.get("partitionValues") or {}
-                )
-                for each in changed[kind]
-            ]
-            found += [self._change(file, version, sign) for file in _by_path(files)]
-        return found
+        changed = (("-D", removed), ("+I", _of_kind("add", actions)))
+        return [self._change(file, version, kind) for kind, each in changed for file in self._files(each)]
 
     def _change(self, file: Json, version: int, kind: str) -> Json:
         """Returns a file of changes: of one kind, or with the rows that are deleted (``-``) or added (``+``)."""
@@ -230,5 +217,6 @@ class DeltaLog(TableLog):
             raise SourceReadError(f"cannot read Delta table {self._store.url}: {error}") from error
 
 
-def _by_path(files: list[Json]) -> list[Json]:
-    return sorted(files, key=lambda file: str(file["path"]))
+def _of_kind(kind: str, actions: list[Json]) -> list[Json]:
+    """Returns the actions of a kind, without those that change no data, as those of ``OPTIMIZE``."""
+    return [each[kind] for each in actions if kind in each and each[kind].get("dataChange", True)]

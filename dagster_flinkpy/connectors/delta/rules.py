@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
+
+import pyarrow as pa
+from deltalake import DeltaTable, Field, Schema
 
 from dagster_flinkpy.errors import ConfigurationError
 
-if TYPE_CHECKING:
-    from deltalake import Field
+__all__ = ["CONSTRAINT", "Change", "check_protocol", "check_rules"]
 
-__all__ = ["Change", "check_protocol", "check_rules"]
+CONSTRAINT = "delta.constraints."
+"""How the settings that are constraints begin."""
 
 Change = Literal["append", "replace", "merge"]
 """What a commit does: adds files, also removes those of partitions, or merges rows by key, which delta-rs does."""
@@ -58,16 +61,11 @@ def check_protocol(what: str, reader: int, writer: int, features: Iterable[str])
         )
 
 
-def check_rules(
-    what: str,
-    settings: dict[str, str],
-    fields: Iterable[Field],
-    written: Collection[str] | None,
-    change: Change,
-    *,
-    has_vectors: bool,
-) -> None:
-    """Checks that a commit breaks no rule of a table."""
+def check_rules(what: str, table: DeltaTable, written: Schema | None, change: Change) -> None:
+    """Checks that a commit of columns that were written, if they are known, breaks no rule of a table."""
+    protocol, settings = table.protocol(), table.metadata().configuration
+    features = {*(protocol.reader_features or ()), *(protocol.writer_features or ())}
+    check_protocol(what, protocol.min_reader_version, protocol.min_writer_version, features)
     if (mode := settings.get("delta.columnMapping.mode", "none")) != "none":
         raise ConfigurationError(
             f"{what} maps columns (delta.columnMapping.mode={mode!r}), which DeltaSink does not: write to a table "
@@ -78,19 +76,19 @@ def check_rules(
             f"{what} has delta.appendOnly=true, but DeltaSink replaces rows: set it to false, or leave out key or "
             "partition_column"
         )
-    if change != "append" and has_vectors:
+    if change != "append" and "deletionVectors" in features and pa.table(table.deletion_vectors()).num_rows:
         raise ConfigurationError(
             f"{what} has deletion vectors, so DeltaSink cannot replace rows: set delta.enableDeletionVectors to false, "
             "and REORG TABLE ... APPLY (PURGE)"
         )
-    checks = [name for name in settings if name.startswith("delta.constraints.")]
+    checks = [name for name in settings if name.startswith(CONSTRAINT)]
     if checks and change != "merge":
         raise ConfigurationError(
-            f"{what} has the constraint {checks[0][18:]!r}, CHECK ({settings[checks[0]]}), which DeltaSink only keeps "
-            "if it has a key: drop the constraint, and filter() the records"
+            f"{what} has the constraint {checks[0].removeprefix(CONSTRAINT)!r}, CHECK ({settings[checks[0]]}), which "
+            "DeltaSink only keeps if it has a key: drop the constraint, and filter() the records"
         )
-    for field in fields:
-        _check_field(what, field, written, change)
+    for field in table.schema().fields:
+        _check_field(what, field, None if written is None else [each.name for each in written.fields], change)
 
 
 def _check_field(what: str, field: Field, written: Collection[str] | None, change: Change) -> None:

@@ -13,7 +13,7 @@ from deltalake.exceptions import CommitFailedError, DeltaError, TableNotFoundErr
 from dagster_flinkpy.connectors.columns.column_types import columns_of
 from dagster_flinkpy.connectors.commit.checkpoint_committer import StagedCheckpoint
 from dagster_flinkpy.connectors.delta.entries import check_log, entries, entry_name
-from dagster_flinkpy.connectors.delta.rules import Change, check_protocol, check_rules
+from dagster_flinkpy.connectors.delta.rules import Change, check_rules
 from dagster_flinkpy.connectors.delta.sink import DeltaSink
 from dagster_flinkpy.connectors.lake.committer import LOOKS, LakeLog, LakeTarget
 from dagster_flinkpy.datastream.connectors.base import CommitterInitContext
@@ -100,7 +100,7 @@ class DeltaTarget(LakeTarget[DeltaTable], LakeLog[DeltaTable]):
                 f"{self._what} does not have version {version} any more, with the rows of checkpoint {checkpoint_id}: "
                 "it was restored from a backup. Running again adds rows to what was restored"
             )
-        self._check_rules(table, self._change)
+        check_rules(self._what, table, schema, self._change)
         if schema is not None:
             if self._id is None:
                 self._add_columns(table, schema)
@@ -115,22 +115,11 @@ class DeltaTarget(LakeTarget[DeltaTable], LakeLog[DeltaTable]):
 
     def check_replaceable(self, table: DeltaTable) -> None:
         """Checks that a sink that only appends may remove its files."""
-        self._check_rules(table, "replace")
+        check_rules(self._what, table, self._schema(), "replace")
         if _RETENTION in table.metadata().configuration:
             raise ConfigurationError(
                 f"{self._what} has {_RETENTION}, so it may have forgotten which checkpoints it has: unset it"
             )
-
-    def _check_rules(self, table: DeltaTable, change: Change) -> None:
-        schema = self._schema()
-        written = None if schema is None else [field.name for field in schema.fields]
-        protocol = table.protocol()
-        features = {*(protocol.reader_features or ()), *(protocol.writer_features or ())}
-        check_protocol(self._what, protocol.min_reader_version, protocol.min_writer_version, features)
-        vectors = change != "append" and "deletionVectors" in features
-        has_vectors = vectors and pa.table(table.deletion_vectors()).num_rows > 0
-        fields, settings = table.schema().fields, table.metadata().configuration
-        check_rules(self._what, settings, fields, written, change, has_vectors=has_vectors)
 
     def _add_columns(self, table: DeltaTable, schema: Schema) -> None:
         """Adds columns that the table does not have, if the sink says so."""

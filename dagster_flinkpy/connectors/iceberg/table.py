@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import suppress
 from functools import cached_property
 from urllib.parse import unquote, urlsplit
 
 import pyarrow as pa
+import tenacity
 from pyiceberg.catalog import Catalog, load_catalog
 from pyiceberg.exceptions import CommitFailedException, NoSuchTableError, TableAlreadyExistsError
 from pyiceberg.io.pyarrow import _pyarrow_to_schema_without_ids, schema_to_pyarrow
@@ -192,30 +193,24 @@ class IcebergTarget(LakeTarget[Table]):
     def _check_columns(self, table: Table) -> None:
         what = self._what
         self._check_ids(table)
-        wanted = schema_to_pyarrow(_pyarrow_to_schema_without_ids(self.schema), include_field_ids=False)
-        found = {field.name: field for field in table.schema().fields}
-        for field in wanted:
-            column = found.get(field.name)
-            if column is None:
-                if not self._sink.merge_schema:
-                    raise ConfigurationError(
-                        f"{what} has no column {field.name!r}: add it as {field.type}, or give IcebergSink "
-                        "merge_schema=True"
-                    )
-                continue
-            kind = schema_to_pyarrow(column.field_type, include_field_ids=False)
-            if kind != field.type:
+        for field, kind in _differing(table, self.schema):
+            if kind is not None:
                 raise ConfigurationError(
                     f"column {field.name!r} of {what} must be {field.type}, but is {kind}: change the records or the "
                     "table"
                 )
-        if required := [c.name for c in found.values() if c.required]:
-            raise ConfigurationError(f"column {required[0]!r} of {what} must be optional: records may have nulls")
-        for name, column in found.items():
-            if column.write_default is not None and name not in self.schema.names:
+            if not self._sink.merge_schema:
                 raise ConfigurationError(
-                    f"column {name!r} of {what} has the default value {column.write_default!r}, which IcebergSink does "
-                    "not write: add it to the records"
+                    f"{what} has no column {field.name!r}: add it as {field.type}, or give IcebergSink "
+                    "merge_schema=True"
+                )
+        for column in table.schema().fields:
+            if column.required:
+                raise ConfigurationError(f"column {column.name!r} of {what} must be optional: records may have nulls")
+            if column.write_default is not None and column.name not in self.schema.names:
+                raise ConfigurationError(
+                    f"column {column.name!r} of {what} has the default value {column.write_default!r}, which "
+                    "IcebergSink does not write: add it to the records"
                 )
 
     def _check_ids(self, table: Table) -> None:
@@ -327,21 +322,30 @@ def mapped_ids(fields: Iterable[MappedField], prefix: str = "") -> dict[str, int
 
 def check_file_schema(table: Table, schema: pa.Schema, file: str) -> None:
     """Checks that a table has the columns of a file that an older program has staged."""
-    what, found = f"Iceberg table {'.'.join(table.name())!r}", {field.name: field for field in table.schema().fields}
+    for field, kind in _differing(table, schema):
+        raise ConfigurationError(
+            f"column {field.name!r} of Iceberg table {'.'.join(table.name())!r} must be {field.type}, as in {file}, "
+            f"but is {kind or 'not there'}"
+        )
+
+
+def _differing(table: Table, schema: pa.Schema) -> Iterator[tuple[pa.Field, pa.DataType | None]]:
+    """Yields the fields, as Iceberg has them, that a table does not have so, each with the type that it has there."""
+    found = {field.name: field for field in table.schema().fields}
     for field in schema_to_pyarrow(_pyarrow_to_schema_without_ids(schema), include_field_ids=False):
         column = found.get(field.name)
         kind = None if column is None else schema_to_pyarrow(column.field_type, include_field_ids=False)
         if kind != field.type:
-            raise ConfigurationError(
-                f"column {field.name!r} of {what} must be {field.type}, as in {file}, but is {kind or 'not there'}"
-            )
+            yield field, kind
 
 
+@tenacity.retry(
+    retry=tenacity.retry_if_exception_type((OperationalError, ProgrammingError, IntegrityError)),
+    stop=tenacity.stop_after_attempt(_TRIES),
+    reraise=True,
+)
 def open_catalog(name: str, properties: Mapping[str, str]) -> Catalog:
     """Opens a catalog. A new SQL catalog gets its tables, which another process may make at the same time."""
-    for _ in range(_TRIES - 1):
-        with suppress(OperationalError, ProgrammingError, IntegrityError):
-            return load_catalog(name, **properties)
     return load_catalog(name, **properties)
 
 
