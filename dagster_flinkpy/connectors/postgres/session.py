@@ -56,13 +56,7 @@ class Session:
         return connection
 
     def create_ledger(self, connection: psycopg.Connection[Any]) -> None:
-        if self.exists(connection, self.ledger):
-            return
-        with connection.transaction():
-            connection.execute(
-                "SELECT pg_advisory_xact_lock(hashtext('flinkpy_commits'))"
-            )  # IF NOT EXISTS is not atomic
-            connection.execute(self.ledger_statement(connection).encode())
+        self._create(connection, self.ledger, self.ledger_statement(connection).encode())
 
     def ledger_statement(self, connection: psycopg.Connection[Any]) -> str:
         """Returns the statement that creates the table of committed checkpoints."""
@@ -71,14 +65,16 @@ class Session:
 
     def create_table(self, connection: psycopg.Connection[Any], statement: str, indexed: Sequence[str]) -> None:
         """Creates the target with an index, unless somebody else just did. No transaction must be open."""
-        with connection.transaction():
+        index = sql.SQL("CREATE INDEX ON {} ({})").format(self.target, listed(indexed))
+        self._create(connection, self.target, statement.encode(), *([index] if indexed else []))
+
+    def _create(self, connection: psycopg.Connection[Any], table: sql.Identifier, *statements: Any) -> None:
+        if self.exists(connection, table):
+            return
+        with connection.transaction():  # IF NOT EXISTS is not atomic
             connection.execute("SELECT pg_advisory_xact_lock(hashtext('flinkpy_commits'))")
-            if self.exists(connection, self.target):
-                return
-            connection.execute(statement.encode())
-            if not indexed:
-                return
-            connection.execute(sql.SQL("CREATE INDEX ON {} ({})").format(self.target, listed(indexed)))
+            for statement in () if self.exists(connection, table) else statements:
+                connection.execute(statement)
 
     def exists(self, connection: psycopg.Connection[Any], table: sql.Identifier) -> bool:
         return value_of(connection, "SELECT to_regclass(%s)", table.as_string(connection)) is not None

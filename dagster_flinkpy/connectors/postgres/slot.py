@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Generator, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, NoReturn
 
 import psycopg
+import tenacity
 from psycopg import errors, sql
 
 from dagster_flinkpy.connectors.postgres.change_source import PostgresChangeSource
@@ -63,7 +63,8 @@ _PUBLISHED = """
 SELECT pubinsert AND pubupdate AND pubdelete AND pubtruncate, pubviaroot,
   (SELECT to_jsonb(t) FROM pg_publication_tables t JOIN pg_namespace n ON n.nspname = t.schemaname
    JOIN pg_class c ON c.relnamespace = n.oid AND c.relname = t.tablename
-   WHERE t.pubname = p.pubname AND c.oid = %(oid)s)
+   WHERE t.pubname = p.pubname AND c.oid = %(oid)s),
+  EXISTS (SELECT FROM pg_class WHERE oid = %(oid)s AND (relkind = 'p' OR relispartition))
 FROM pg_publication p WHERE pubname = %(name)s
 """
 # Each change of a row of a catalog makes a version of it, with another xmin.
@@ -132,14 +133,14 @@ class Publication:
         found = self._connection.execute(_PUBLISHED.encode(), values).fetchone()
         if found is None:
             return self._create
-        whole, via_root, entry = found
+        whole, via_root, entry, partitioned = found
         alter = f"ALTER PUBLICATION {self._shown}"
         if entry is None:
             return f"{alter} ADD TABLE {self._table}"
         listed, wanted = entry.get("attnames"), self._source.table_type.field_names
         if entry.get("rowfilter") is not None or (listed is not None and not set(wanted) <= set(listed)):
             return f"BEGIN; {alter} DROP TABLE {self._table}; {alter} ADD TABLE {self._table}; COMMIT"
-        if not via_root and self._partitioned(oid):
+        if not via_root and partitioned:
             return f"{alter} SET (publish_via_partition_root = true)"
         return None if whole else f"{alter} SET (publish = 'insert, update, delete, truncate')"
 
@@ -152,11 +153,6 @@ class Publication:
         statement = _MARK.replace("{schemas}", schemas).replace("{family}", _FAMILY)
         found = self._connection.execute(statement.encode(), {"oid": oid, "name": self.name}).fetchone()
         return None if found is None else str(found[0])
-
-    def _partitioned(self, oid: int) -> bool:
-        statement = "SELECT relkind = 'p' OR relispartition FROM pg_class WHERE oid = %s"
-        found = self._connection.execute(statement, [oid]).fetchone()
-        return found is not None and bool(found[0])
 
 
 class ReplicationSlot:
@@ -269,33 +265,26 @@ class ReplicationSlot:
                 f"this role may not create replication slot {slot!r}: ALTER ROLE ... REPLICATION"
             ) from error
 
-    def confirm(self, lsn: int) -> bool:
+    def confirm(self, lsn: int) -> None:
         """Tells the slot that everything before an LSN was read and will not be read again.
 
-        Returns whether it knows that now. If not, somebody is reading from it.
+        If somebody is reading from it, it does not know that afterwards.
         """
         confirmed = self.position()
-        if confirmed is None or confirmed >= lsn:
-            return True
-        try:
-            self.connection.execute("SELECT pg_replication_slot_advance(%s, %s)", [self._source.slot, lsn_text(lsn)])
-        except errors.ObjectInUse:
-            return False
-        return True
+        if confirmed is not None and confirmed < lsn:
+            with suppress(errors.ObjectInUse):
+                statement = "SELECT pg_replication_slot_advance(%s, %s)"
+                self.connection.execute(statement, [self._source.slot, lsn_text(lsn)])
 
     def transactions(self, after: int, upto: int, changes: int | None) -> tuple[list[Transaction], bool]:
         """Returns transactions that commit between two LSNs, in order, and whether these are all of them.
 
         With ``changes``, so many changes suffice.
         """
-        limit, waiting = changes, _Patience(self._source.slot)
+        limit = changes
         while True:
             statement = self._peek(_TRANSACTIONS, upto, limit)
-            try:
-                found = self.connection.execute(statement).fetchall()
-            except errors.ObjectInUse as error:
-                waiting.wait(error)
-                continue
+            found = self._patience()(self.connection.execute, statement).fetchall()
             complete = limit is None or sum(int(messages) for _, messages, _ in found) < limit
             later = [Transaction(int(end), int(count)) for end, _, count in found if int(end) > after]
             if complete or (changes is not None and sum(each.changes for each in later) >= changes):
@@ -305,16 +294,30 @@ class ReplicationSlot:
     def messages(self, upto: int) -> Generator[bytes, None, None]:
         """Returns the messages of all transactions from the slot's position up to an LSN."""
         statement = self._peek("COPY (SELECT data FROM " + _PEEK + ") TO STDOUT (FORMAT binary)", upto, None)
-        waiting = _Patience(self._source.slot)
-        while True:
-            try:
-                with self.connection.cursor() as cursor, cursor.copy(statement) as copy:
-                    copy.set_types(["bytea"])
-                    for (data,) in copy.rows():
-                        yield data
-                return
-            except errors.ObjectInUse as error:  # before the first message: the server decodes all, and then sends
-                waiting.wait(error)
+        for trial in self._patience():
+            with trial, self.connection.cursor() as cursor, cursor.copy(statement) as copy:
+                copy.set_types(["bytea"])  # in use is said before the first message: the server first decodes all
+                for (data,) in copy.rows():
+                    yield data
+
+    def _patience(self) -> tenacity.Retrying:
+        """Waits while somebody else reads from the slot, who may be about to finish: a retried task, or the driver."""
+
+        def in_use(last: tenacity.RetryCallState) -> NoReturn:
+            assert last.outcome is not None
+            error, slot = last.outcome.exception(), self._source.slot
+            raise SourceReadError(
+                f"replication slot {slot!r} is in use ({str(error).strip()}): each job needs a slot of its own. If a "
+                "former attempt hangs, end its connection: SELECT pg_terminate_backend(active_pid) FROM "
+                f"pg_replication_slots WHERE slot_name = '{slot}'"
+            ) from error
+
+        return tenacity.Retrying(
+            retry=tenacity.retry_if_exception_type(errors.ObjectInUse),
+            wait=tenacity.wait_fixed(_POLL_SECONDS),
+            stop=tenacity.stop_after_delay(_BUSY_SECONDS),
+            retry_error_callback=in_use,
+        )
 
     def _peek(self, statement: str, upto: int, changes: int | None) -> sql.Composed:
         return sql.SQL(statement).format(
@@ -338,19 +341,3 @@ class ReplicationSlot:
             "was created anew, and the server no longer has the changes in between. Restore the latest checkpoint. If "
             f"there is none from after {lsn_text(confirmed)}, changes are missing. {self.way_on}"
         )
-
-
-class _Patience:
-    """Waits while somebody else reads from a slot, who may be about to finish: a retried task, or the driver."""
-
-    def __init__(self, slot: str) -> None:
-        self._slot, self._until = slot, time.monotonic() + _BUSY_SECONDS
-
-    def wait(self, error: errors.ObjectInUse) -> None:
-        if time.monotonic() >= self._until:
-            raise SourceReadError(
-                f"replication slot {self._slot!r} is in use ({str(error).strip()}): each job needs a slot of its own. "
-                "If a former attempt hangs, end its connection: SELECT pg_terminate_backend(active_pid) FROM "
-                f"pg_replication_slots WHERE slot_name = '{self._slot}'"
-            ) from error
-        time.sleep(_POLL_SECONDS)
