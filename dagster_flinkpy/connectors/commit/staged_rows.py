@@ -28,14 +28,13 @@ from dagster_flinkpy.connectors.commit.table_writer import TableWriter
 from dagster_flinkpy.datastream.connectors.base import (
     CommitRequest,
     CommitterInitContext,
-    CommittingSinkWriter,
     Json,
     WriterInitContext,
 )
 from dagster_flinkpy.errors import CommittableLostError, ObjectNotFoundError, StorageError
 from dagster_flinkpy.storage import ObjectStore, StorageLocation
 
-__all__ = ["RowFile", "StagedContent", "StagedRows", "StagedRowsWriter", "completed", "digest_of"]
+__all__ = ["RowFile", "StagedContent", "StagedRows", "StagedRowsWriter", "completed", "digest_of", "without_rows"]
 
 
 @dataclass(frozen=True)
@@ -73,29 +72,29 @@ def completed(store: ObjectStore, file: StagedFile, partition: str | None) -> Ro
     return RowFile(file.key, file.rows, file.bytes, file.sha256, current_millis(), partition)
 
 
-class StagedRowsWriter(CommittingSinkWriter):
-    """Writes one epoch of one subtask to Parquet files."""
+def without_rows(context: WriterInitContext) -> RowFile:
+    """Returns what mentions the partition of a run whose subtasks have no rows."""
+    return RowFile("", 0, 0, context.execution, current_millis(), context.partition)
+
+
+class StagedRowsWriter(TableWriter):
+    """Writes one epoch of one subtask to files that nobody else reads."""
 
     def __init__(self, files: TableSink, context: WriterInitContext, type_info: TypeInformation) -> None:
-        self._writer = TableWriter(files, context, type_info)
-        self._store = files.location.open()
-        self._context = context
+        super().__init__(files, context, type_info)
         self._completed: list[str] = []
-
-    def write(self, column: pa.Array) -> None:
-        self._writer.write(column)
 
     def prepare_commit(self) -> list[Json]:
         partition, staged = self._context.partition, list[RowFile]()
-        for file in map(StagedFile.from_json, self._writer.prepare_commit()):
+        for file in map(StagedFile.from_json, super().prepare_commit()):
             staged.append(completed(self._store, file, partition))
             self._completed.append(file.key)
         if not staged and partition is not None and self._context.subtask == 0:
-            staged = [RowFile("", 0, 0, self._context.execution, current_millis(), partition)]
+            staged = [without_rows(self._context)]
         return [file.to_json() for file in staged]
 
     def abort(self) -> None:
-        self._writer.abort()
+        super().abort()
         with suppress(StorageError):  # abort_lingering finds what remains
             self._store.delete_many(self._completed)
 

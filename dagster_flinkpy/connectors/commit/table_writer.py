@@ -119,6 +119,7 @@ class TableWriter(CommittingSinkWriter):
     def __init__(
         self, sink: TableSink, context: WriterInitContext, type_info: TypeInformation, *, part_bytes: int = PART_BYTES
     ) -> None:
+        self._context = context
         self._flat = isinstance(type_info, (RowTypeInfo, TupleTypeInfo))
         columns = columns_of(type_info)
         self._schema = pa.schema([(name, kind.arrow_type) for name, kind in columns.items()])

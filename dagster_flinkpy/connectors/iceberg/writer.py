@@ -5,6 +5,7 @@ from __future__ import annotations
 import pyarrow as pa
 
 from dagster_flinkpy.common.typeinfo import TypeInformation
+from dagster_flinkpy.connectors.commit.staged_rows import without_rows
 from dagster_flinkpy.connectors.iceberg.sink import IcebergSink
 from dagster_flinkpy.connectors.lake.writer import LakeWriter
 from dagster_flinkpy.datastream.connectors.base import Json, WriterInitContext
@@ -28,5 +29,5 @@ class IcebergWriter(LakeWriter):
     def prepare_commit(self) -> list[Json]:
         files = super().prepare_commit()
         if not files and self._filled and self._context.subtask == 0:  # it replaces what is there, too
-            files = [{"key": "", "rows": 0, "bytes": 0, "sha256": self._context.execution, **self._facts()}]
+            files = [without_rows(self._context).to_json()]
         return files

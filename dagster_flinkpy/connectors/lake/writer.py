@@ -21,8 +21,8 @@ class LakeWriter(TableWriter):
     """Stages the data files of one epoch of one subtask."""
 
     def __init__(self, sink: LakeSink, context: WriterInitContext, type_info: TypeInformation) -> None:
-        self._filled, self._context = dict[str, str | None](), context
         super().__init__(sink.files, context, sink.row_type(type_info))
+        self._filled = dict[str, str | None]()
         if sink.filled is None:
             return
         sink.filled.check(f"the sink of {sink.what}", columns_of(type_info), context.partition)
@@ -30,11 +30,9 @@ class LakeWriter(TableWriter):
         if not sink.files.keeps_partition_columns:  # only the folders tell them
             self._folder = "".join(value_folder(name, value) for name, value in self._filled.items())
 
-    def _facts(self) -> Json:
-        return {"staged_ms": current_millis(), "partition": self._context.partition}
-
     def prepare_commit(self) -> list[Json]:
-        return [{**file, **self._facts()} for file in super().prepare_commit()]
+        files = super().prepare_commit()
+        return [{**file, "staged_ms": current_millis(), "partition": self._context.partition} for file in files]
 
 
 class KeyedRowsWriter(StagedRowsWriter):
@@ -42,11 +40,10 @@ class KeyedRowsWriter(StagedRowsWriter):
 
     def __init__(self, sink: LakeSink, context: WriterInitContext, type_info: TypeInformation) -> None:
         super().__init__(sink.staged, context, type_info)
-        self._key, self._table, self._columns = sink.key, sink.what, list(columns_of(type_info))
+        self._key, self._table = sink.key, sink.what
 
     def write(self, column: pa.Array) -> None:
-        arrays = column.flatten() if pa.types.is_struct(column.type) else [column]
-        for name, array in zip(self._columns, arrays, strict=True):
+        for name, array in zip(self._schema.names, column.flatten() if self._flat else [column], strict=True):
             if name in self._key and array.null_count:
                 raise TypeMismatchError(
                     f"a row for {self._table} has null in column {name!r}, which is part of its key: filter() it out"
