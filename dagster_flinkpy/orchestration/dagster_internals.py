@@ -59,6 +59,7 @@ from dagster._core.storage.tags import (
     BACKFILL_ID_TAG,
     MAX_RUNTIME_SECONDS_TAG,
     PARTITION_NAME_TAG,
+    ROOT_RUN_ID_TAG,
     SENSOR_NAME_TAG,
     WILL_RETRY_TAG,
 )
@@ -75,6 +76,7 @@ __all__ = [
     "NOT_FINISHED_STATUSES",
     "NULL_EVENT_POINTER",
     "PARTITION_NAME_TAG",
+    "ROOT_RUN_ID_TAG",
     "SENSOR_NAME_TAG",
     "WILL_RETRY_TAG",
     "CodeReferencesMetadataSet",

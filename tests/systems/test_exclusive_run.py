@@ -28,6 +28,7 @@ from dagster._core.storage.tags import (
     ASSET_PARTITION_RANGE_START_TAG,
     BACKFILL_ID_TAG,
     PARTITION_NAME_TAG,
+    ROOT_RUN_ID_TAG,
 )
 from dagster._core.test_utils import create_run_for_test
 
@@ -399,6 +400,26 @@ def test_who_waits_long_says_so_again_and_gives_up_the_dead(turns: Turns, clock:
     assert len(waiting) >= 4
     assert all(f"Waiting for run {dead.run_id}, which works on job letters" in line for line in waiting)
     assert f"Run {dead.run_id} of job letters began earlier but has shown no sign of life since" in last
+
+
+def test_what_repeats_a_run_of_a_backfill_belongs_to_it(turns: Turns) -> None:
+    """People execute failed runs again when the backfill has ended: then Dagster does not tag them."""
+    first = turns.backfill_run(KEYS[0], status=DagsterRunStatus.SUCCESS)
+    failed = [turns.backfill_run(key, status=DagsterRunStatus.FAILURE) for key in KEYS[1:3]]
+
+    def again(run: DagsterRun, status: DagsterRunStatus = DagsterRunStatus.STARTED) -> DagsterRun:
+        tags = {ROOT_RUN_ID_TAG: run.run_id, JOB_TAG: "letters", PARTITION_NAME_TAG: run.tags[PARTITION_NAME_TAG]}
+        return create_run_for_test(
+            turns.instance, status=status, tags=tags, root_run_id=run.run_id, parent_run_id=run.run_id
+        )
+
+    assert turns.goes_on(again(failed[1])), "the partition before it may have been run by hand"
+    assert not turns.goes_on(again(first, DagsterRunStatus.SUCCESS)), "the config is for it"
+    before = again(failed[0])
+    assert turns.goes_on(before)
+    turns.instance.report_run_failed(before)
+    with pytest.raises(RestoreError, match=f"which run {before.run_id} of this backfill has not completed"):
+        turns.goes_on(again(failed[1]))
 
 
 def test_a_dead_run_of_the_backfill_is_an_error_for_the_next(turns: Turns, clock: Clock) -> None:

@@ -11,6 +11,7 @@ from dagster import (
     DagsterRun,
     DagsterRunStatus,
     RetryRequested,
+    RunRecord,
     RunsFilter,
     TimeWindowPartitionsDefinition,
 )
@@ -21,6 +22,7 @@ from dagster_flinkpy.orchestration.dagster_internals import (
     ASSET_PARTITION_RANGE_END_TAG,
     BACKFILL_ID_TAG,
     PARTITION_NAME_TAG,
+    ROOT_RUN_ID_TAG,
 )
 from dagster_flinkpy.orchestration.flink_job import FlinkJob
 from dagster_flinkpy.orchestration.runs.exclusive_run import (
@@ -33,7 +35,7 @@ from dagster_flinkpy.orchestration.runs.exclusive_run import (
     utc,
 )
 from dagster_flinkpy.orchestration.runs.partition_start import time_partition
-from dagster_flinkpy.orchestration.runs.runs_of_job import works_on
+from dagster_flinkpy.orchestration.runs.runs_of_job import FIRST_TRY_TAG, works_on
 from dagster_flinkpy.storage import lease
 from dagster_flinkpy.storage.object_store import ObjectStore
 
@@ -59,6 +61,7 @@ def continues_backfill(
 ) -> bool:
     """Returns whether an earlier run of the same backfill made this run's start state. Call it in the step.
 
+    A run that repeats one of a backfill, which a person, Dagster or the restart sensor has started, belongs to it, too.
     It waits for the backfill's runs over earlier partitions. If sources are selected, Dagster starts the runs one after
     the other, because a source depends on its own previous partition. Without sources it starts all of them at once.
 
@@ -80,12 +83,12 @@ def continues_backfill(
             begin.
         RetryRequested: An earlier run is active, and there is a pool.
     """
-    backfill, keys = run.tags.get(BACKFILL_ID_TAG), [spec.key for spec in assets]
+    backfill, keys = _backfill_of(instance, run), [spec.key for spec in assets]
     if backfill is None:
         return False
     wait_log = WaitLog(log)
     while True:
-        records = instance.get_run_records(RunsFilter(tags={BACKFILL_ID_TAG: backfill}))
+        records = _runs_of(instance, backfill)
         ended = {record.dagster_run.run_id: record.end_time or 0.0 for record in records}
         others = [record.dagster_run for record in records if record.dagster_run.run_id != run.run_id]
         ours = [other for other in others if works_on(instance, other, job.job_id, keys)]
@@ -109,6 +112,8 @@ def continues_backfill(
     before = [other for other in earlier if last[other.run_id].ordinal == first.ordinal - 1]
     if any(other.status == DagsterRunStatus.SUCCESS for other in before):
         return True
+    if before and BACKFILL_ID_TAG not in run.tags and all(BACKFILL_ID_TAG in other.tags for other in before):
+        return True  # what was missing may have been made by hand meanwhile
     if before:
         lost = before[0].run_id
         raise RestoreError(
@@ -116,6 +121,29 @@ def continues_backfill(
             "run both again, in order"
         )
     return False
+
+
+def _backfill_of(instance: DagsterInstance, run: DagsterRun) -> str | None:
+    """Returns the id of the backfill of a run, or of the first run that it repeats.
+
+    Dagster tags what is executed again only until the backfill has ended, and the restart sensor tags nothing.
+    """
+    while (backfill := run.tags.get(BACKFILL_ID_TAG)) is None:
+        first = run.root_run_id or run.tags.get(FIRST_TRY_TAG)
+        before = instance.get_run_by_id(first) if first else None
+        if before is None or before.run_id == run.run_id:
+            return None
+        run = before
+    return backfill
+
+
+def _runs_of(instance: DagsterInstance, backfill: str) -> list[RunRecord]:
+    """Returns the runs of a backfill, and those that repeat them, the newest first."""
+    found = {r.dagster_run.run_id: r for r in instance.get_run_records(RunsFilter(tags={BACKFILL_ID_TAG: backfill}))}
+    for tag in (ROOT_RUN_ID_TAG, FIRST_TRY_TAG) if (ids := [*found]) else ():
+        for record in instance.get_run_records(RunsFilter(tags={tag: ids})):
+            found[record.dagster_run.run_id] = record
+    return sorted(found.values(), key=lambda record: record.storage_id, reverse=True)
 
 
 def _refuse_dead(instance: DagsterInstance, job: FlinkJob, ahead: DagsterRun, silent: float, order: str) -> None:

@@ -29,12 +29,13 @@ from dagster import (
     HourlyPartitionsDefinition,
     TimeWindowPartitionsDefinition,
     WeeklyPartitionsDefinition,
+    build_sensor_context,
     define_asset_job,
     evaluate_automation_conditions,
 )
 from dagster._core.definitions.data_version import CachingStaleStatusResolver, StaleStatus
 from dagster._core.loader import LoadingContextForTest
-from dagster._core.storage.tags import ASSET_PARTITION_RANGE_END_TAG, ASSET_PARTITION_RANGE_START_TAG
+from dagster._core.storage.tags import ASSET_PARTITION_RANGE_END_TAG, ASSET_PARTITION_RANGE_START_TAG, BACKFILL_ID_TAG
 
 from dagster_flinkpy.checkpoint.head import read_head
 from dagster_flinkpy.checkpoint.partitions import PartitionEnd, PartitionRetention
@@ -47,12 +48,15 @@ from dagster_flinkpy.datastream.connectors.partitions import PartitionedSource, 
 from dagster_flinkpy.datastream.state import MapStateDescriptor
 from dagster_flinkpy.errors import ConfigurationError, RestoreError
 from dagster_flinkpy.orchestration import (
+    FixedDelayRestart,
     FlinkAssetChecks,
     FlinkOperatorData,
     FlinkTranslator,
     build_checkpoint_sensor,
+    build_restart_sensor,
     flink_assets,
 )
+from dagster_flinkpy.orchestration.flink_job import JOB_TAG
 from dagster_flinkpy.orchestration.runs.partition_start import (
     outdated,
     partition_start,
@@ -354,6 +358,31 @@ def test_start_from_a_savepoint_of_choice(deployment: Deployment) -> None:
     assert deployment.run(KEYS[6], start_empty=True).success
     assert deployment.table()[KEYS[5]] == Counter({("a", 4): 1})
     assert deployment.table()[KEYS[6]] == Counter({("b", 1): 1})
+
+
+def test_a_run_of_a_backfill_that_is_tried_again_starts_where_the_backfill_is(deployment: Deployment) -> None:
+    """The config is for the first run of the backfill. Dagster tags no run after the backfill has ended."""
+    config = {"ops": {"letters": {"config": {"start_empty": True}}}}
+    assets = deployment.assets()
+
+    def run(key: str, poison: str | None = None, **tags: str) -> ExecuteInProcessResult:
+        chosen = Definitions(deployment.assets(poison), resources=deployment.resources)
+        return chosen.resolve_implicit_global_asset_job_def().execute_in_process(
+            config, deployment.instance, partition_key=key, tags=tags, raise_on_error=False
+        )
+
+    backfill = {BACKFILL_ID_TAG: "one", JOB_TAG: "letters"}
+    assert run(KEYS[0], **backfill).success
+    assert not run(KEYS[1], "c", **backfill).success
+    sensor = build_restart_sensor(assets, strategy=FixedDelayRestart(1, timedelta(0)))
+    repository = Definitions(assets, sensors=[sensor], resources=deployment.resources).get_repository_def()
+    tick = sensor.evaluate_tick(build_sensor_context(deployment.instance, repository_def=repository))
+    (request,) = tick.run_requests or []
+    assert request.partition_key == KEYS[1] and request.run_config == config
+    assert run(KEYS[1], **request.tags).success
+    assert deployment.table() == straight_run(KEYS[:2])
+    assert run(KEYS[2], **backfill).success, "what was tried again counts"
+    assert deployment.table() == straight_run(KEYS[:3])
 
 
 def test_what_is_complete_before_a_failure_stays(deployment: Deployment) -> None:
