@@ -13,6 +13,7 @@ from dagster_flinkpy.common.watermark_strategy import WatermarkStrategy
 from dagster_flinkpy.datastream import StreamExecutionEnvironment
 from dagster_flinkpy.datastream.connectors import DataGeneratorSource, RateLimiterStrategy, data_generator
 from dagster_flinkpy.datastream.connectors.base import SplitEnumerator
+from dagster_flinkpy.datastream.connectors.collection import CollectionSource
 from dagster_flinkpy.errors import ConfigurationError
 from dagster_flinkpy.testing import run_local
 
@@ -105,6 +106,24 @@ def test_what_was_planned_and_not_read_is_planned_again(clock: Clock) -> None:
     assert restored.snapshot_state()["ended"] is False
     restored.on_epoch_read(restored.plan_epoch(1)[0])
     assert restored.snapshot_state()["ended"] is True
+
+
+def test_records_after_the_end_are_named(clock: Clock) -> None:
+    of = source(5)
+    enumerator = of.create_enumerator(None)
+    epoch(of, enumerator)
+    restored = source(8).create_enumerator(json.loads(json.dumps(enumerator.snapshot_state())))
+    assert restored.exhausted
+    assert restored.unread() == ["3 record(s) of the collection"]
+
+
+def test_a_slice_that_was_planned_and_not_read_is_planned_again() -> None:
+    numbers = CollectionSource(list(range(5)), Types.LONG(), records_per_epoch=3)
+    enumerator = numbers.create_enumerator(None)
+    [[split]] = enumerator.plan_epoch(1)
+    assert split.split_id == "0-3"
+    restored = numbers.create_enumerator(json.loads(json.dumps(enumerator.snapshot_state())))
+    assert restored.plan_epoch(1) == [[split]]
 
 
 def test_a_job_at_a_rate_waits_for_its_records() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterator, Sequence
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 from dagster_flinkpy.common.typeinfo import PickledBytesTypeInfo, TypeInformation
@@ -81,49 +82,61 @@ class CollectionSource(Source):
 
 
 class SliceEnumerator(SplitEnumerator):
-    """Assigns consecutive slices. Its state is the first record not assigned yet, and whether the input has ended.
+    """Assigns consecutive slices. Its state is the first record that is not read yet, and whether the input has ended.
 
     Args:
-        total: The number of records.
+        total: The number of records, or None if they do not end.
         per_epoch: The number of records between two barriers, or None for all.
         restored: The state of an earlier enumerator.
     """
 
-    def __init__(self, total: int, per_epoch: int | None, restored: Json | None) -> None:
+    def __init__(self, total: int | None, per_epoch: int | None, restored: Json | None) -> None:
         self._total, self._per_epoch = total, per_epoch
         self._next, self._ended = 0, False
+        self._due = total or 0
+        self._unread: int | None = None
+        """The first record that was planned, if it was not read yet."""
         if restored is not None:
             self._next = position_field(restored, "next", int)
-            self._ended = restored.get("ended", False) is True
+            self._ended = position_field({"ended": False, **restored}, "ended", bool)  # as earlier releases stored it
+
+    def _find_due(self) -> int:
+        """Returns the index after the last record that an epoch may read."""
+        return self._due
 
     def has_input(self, parallelism: int) -> bool:
         return self.plans_something(parallelism)
 
     def plan_epoch(self, parallelism: int) -> list[list[SourceSplit]]:
-        count = 0 if self._ended else max(self._total - self._next, 0)
-        count = count if self._per_epoch is None else min(count, self._per_epoch)
-        splits: list[list[SourceSplit]] = [[] for _ in range(parallelism)]
-        bounds = [self._next + count * i // parallelism for i in range(parallelism + 1)]
-        for i in range(parallelism):
-            if bounds[i] < bounds[i + 1]:
-                splits[i] = [SourceSplit(f"{bounds[i]}-{bounds[i + 1]}", {"end": bounds[i + 1]}, bounds[i])]
-        self._next += count
-        self._ended = self._ended or self._next >= self._total
-        return splits
+        begin = self._next if self._unread is None else self._unread
+        if not self._ended:
+            self._due = self._find_due()
+            self._next = max(
+                self._next, self._due if self._per_epoch is None else min(self._due, begin + self._per_epoch)
+            )
+            self._ended = self._total is not None and self._next >= self._total
+        self._unread = begin if begin < self._next else None
+        bounds = [begin + (self._next - begin) * i // parallelism for i in range(parallelism + 1)]
+        return [
+            [SourceSplit(f"{start}-{end}", {"end": end}, start)] if start < end else []
+            for start, end in pairwise(bounds)
+        ]
 
     def on_epoch_read(self, splits: Sequence[SourceSplit]) -> None:
-        pass
+        if splits:
+            self._unread = None
 
     @property
     def exhausted(self) -> bool:
         return self._ended
 
     def lag(self) -> SourceLag:
-        return SourceLag(records=max(self._total - self._next, 0))
+        return SourceLag(records=max(self._due - self._next, 0))
 
     def unread(self) -> Sequence[str]:
-        more = self._total - self._next
+        more = (self._total or 0) - self._next
         return [f"{more} record(s) of the collection"] if more > 0 else []
 
     def snapshot_state(self) -> Json:
-        return {"next": self._next, "ended": self._ended}
+        position, ended = (self._next, self._ended) if self._unread is None else (self._unread, False)
+        return {"next": position, "ended": ended}

@@ -3,22 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 from dagster_flinkpy.common.arguments import check_argument, check_count
 from dagster_flinkpy.common.clock import current_millis
 from dagster_flinkpy.common.typeinfo import TypeInformation
-from dagster_flinkpy.datastream.connectors.base import (
-    Json,
-    Source,
-    SourceLag,
-    SourceSplit,
-    SplitEnumerator,
-    position_field,
-)
+from dagster_flinkpy.datastream.connectors.base import Json, Source, SourceSplit, SplitEnumerator, position_field
+from dagster_flinkpy.datastream.connectors.collection import SliceEnumerator
 from dagster_flinkpy.datastream.connectors.epoch_limits import EpochLimits
 from dagster_flinkpy.errors import ConfigurationError
 
@@ -129,65 +122,23 @@ class DataGeneratorSource(Source):
             yield self.produced_type.to_arrow([self._generate(i) for i in range(start, stop)]), stop
 
 
-class _GeneratorEnumerator(SplitEnumerator):
-    """Assigns the records that are due.
-
-    State: the index of the next record, and when the first epoch began.
-    """
+class _GeneratorEnumerator(SliceEnumerator):
+    """Assigns the records that are due. Its state also tells when the first epoch began."""
 
     def __init__(self, source: DataGeneratorSource, restored: Json | None) -> None:
-        self._source = source
-        self._next, self._began_ms, self._ended = 0, None if restored is None else restored.get("began_ms"), False
-        self._due = 0
-        self._unread: int | None = None
-        """The first record that was planned, if it was not read yet."""
-        if restored is not None:
-            self._next = position_field(restored, "next", int)
-            self._ended = position_field(restored, "ended", bool)
-            if self._began_ms is not None:
-                position_field(restored, "began_ms", int)
-
-    def has_input(self, parallelism: int) -> bool:
-        return self.plans_something(parallelism)
-
-    def plan_epoch(self, parallelism: int) -> list[list[SourceSplit]]:
-        begin = self._next if self._unread is None else self._unread
-        if not self._ended:
-            self._due = self._find_due()
-            most = self._source.max_records_per_epoch
-            self._next = max(self._next, self._due if most is None else min(self._due, begin + most))
-            self._ended = self._source.count is not None and self._next >= self._source.count
-        self._unread = begin if begin < self._next else None
-        bounds = [begin + (self._next - begin) * i // parallelism for i in range(parallelism + 1)]
-        return [
-            [SourceSplit(f"{start}-{end}", {"end": end}, start)] if start < end else []
-            for start, end in pairwise(bounds)
-        ]
+        super().__init__(source.count, source.max_records_per_epoch, restored)
+        self._rate, self._began_ms = source.strategy.records_per_second, None
+        if restored is not None and restored.get("began_ms") is not None:
+            self._began_ms = position_field(restored, "began_ms", int)
 
     def _find_due(self) -> int:
-        """Returns the index after the last record that is due."""
-        source, now = self._source, current_millis()
+        now = current_millis()
         if self._began_ms is None:
             self._began_ms = now
-        rate = source.strategy.records_per_second
-        if rate is None:
-            due = self._next + (source.max_records_per_epoch or 0) if source.count is None else source.count
-        else:
-            seconds = max(now - self._began_ms, 0) // 1000 + 1
-            due = math.ceil(seconds * rate)
-        return due if source.count is None else min(due, source.count)
-
-    def on_epoch_read(self, splits: Sequence[SourceSplit]) -> None:
-        if splits:
-            self._unread = None
-
-    @property
-    def exhausted(self) -> bool:
-        return self._ended
-
-    def lag(self) -> SourceLag:
-        return SourceLag(records=max(self._due - self._next, 0))
+        if self._rate is None:
+            return self._next + (self._per_epoch or 0) if self._total is None else self._total
+        due = math.ceil((max(now - self._began_ms, 0) // 1000 + 1) * self._rate)
+        return due if self._total is None else min(due, self._total)
 
     def snapshot_state(self) -> Json:
-        position, ended = (self._next, self._ended) if self._unread is None else (self._unread, False)
-        return {"next": position, "began_ms": self._began_ms, "ended": ended}
+        return {**super().snapshot_state(), "began_ms": self._began_ms}
