@@ -17,7 +17,6 @@ from dagster_flinkpy.connectors.sources.known_files import KnownFiles, some_of, 
 from dagster_flinkpy.connectors.sources.open_splits import OpenSplits, Quantity, SplitMeter
 from dagster_flinkpy.connectors.sources.split_enumerators import OpenEnumerator
 from dagster_flinkpy.datastream.connectors.base import Json, SourceLag, SourceSplit, position_field
-from dagster_flinkpy.datastream.connectors.epoch_limits import EpochLimits
 from dagster_flinkpy.datastream.connectors.file_system import FileSource
 from dagster_flinkpy.errors import InputChangedError, SourceReadError, StorageError
 from dagster_flinkpy.storage import ObjectInfo, StorageLocation
@@ -45,8 +44,7 @@ class FileEnumerator(OpenEnumerator[OpenSplits]):
     """
 
     def __init__(self, source: FileSource, restored: Json | None) -> None:
-        limits = EpochLimits(source.max_records_per_epoch, source.max_bytes_per_epoch)
-        super().__init__(limits, OpenSplits(limits, _TextMeter(source), root=str, key=str, size=int))
+        super().__init__(source.limits, OpenSplits(source.limits, _TextMeter(source), root=str, key=str, size=int))
         self._source, self._known = source, KnownFiles()
         self._names: frozenset[str] = frozenset()
         """Names of all files ever found, if an earlier release stored the position. Otherwise empty."""

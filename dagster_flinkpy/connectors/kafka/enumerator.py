@@ -16,7 +16,6 @@ from dagster_flinkpy.connectors.kafka.reader import bytes_per_offset
 from dagster_flinkpy.connectors.sources.open_splits import OpenRanges
 from dagster_flinkpy.connectors.sources.split_enumerators import OpenEnumerator
 from dagster_flinkpy.datastream.connectors.base import Json, SourceLag, SourceSplit, position_field
-from dagster_flinkpy.datastream.connectors.epoch_limits import EpochLimits
 from dagster_flinkpy.datastream.connectors.kafka_source import (
     KafkaOffsetResetStrategy,
     KafkaOffsetsInitializer,
@@ -41,8 +40,7 @@ class KafkaEnumerator(OpenEnumerator[OpenRanges]):
     def __init__(
         self, source: KafkaSource, restored: Json | None, *, clock: Callable[[], float] = time.monotonic
     ) -> None:
-        limits = EpochLimits(source.max_records_per_epoch, source.max_bytes_per_epoch)
-        super().__init__(limits, OpenRanges(_partition))
+        super().__init__(source.limits, OpenRanges(_partition))
         self._source, self._clock = source, clock
         self._lookup = PartitionLookup(source)
         self._next: _Offsets | None = None

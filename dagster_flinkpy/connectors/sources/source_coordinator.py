@@ -63,8 +63,8 @@ class _Call:
     period: timedelta | None
 
 
-class SourceCoordinator(base.SplitEnumerator):
-    """Calls an enumerator, and keeps what readers are to be told (Flink: ``SourceCoordinator``).
+class SourceCoordinator(base.SplitEnumerator, SplitEnumeratorContext):
+    """Calls an enumerator, whose context it is, and keeps what readers are to be told (Flink: ``SourceCoordinator``).
 
     In an epoch that is open, readers speak to it while they read. Otherwise they are heard at the barrier, and the
     coordinator asks for splits in their place.
@@ -73,10 +73,9 @@ class SourceCoordinator(base.SplitEnumerator):
     def __init__(self, source: Source, restored: Json | None, now: Callable[[], float] = time.monotonic) -> None:
         self._source, self._now = source, now
         self._splits, self._checkpoints = source.get_split_serializer(), source.get_enumerator_checkpoint_serializer()
-        self.context = _EnumeratorContext(self)
-        self.calls: list[_Call] = []
-        self.parallelism = 1
-        self.readers: dict[int, ReaderInfo] = {}
+        self._calls: list[_Call] = []
+        self._parallelism = 1
+        self._readers: dict[int, ReaderInfo] = {}
         self._deployment: str | None = None
         """The deployment of the readers that speak, if tasks live."""
         self._statuses: dict[int, InputStatus] = {}
@@ -105,11 +104,11 @@ class SourceCoordinator(base.SplitEnumerator):
         self._checkpoint = unpacked(self._checkpoints, position_field(restored, "enumerator", dict))
 
     def start(self, context: base.SplitEnumeratorContext) -> None:
-        self.parallelism, source = context.parallelism, self._source
+        self._parallelism, source = context.parallelism, self._source
         if self._restored:
-            self._enumerator = source.restore_enumerator(self.context, self._checkpoint)
+            self._enumerator = source.restore_enumerator(self, self._checkpoint)
         else:
-            self._enumerator = source.create_enumerator(self.context)
+            self._enumerator = source.create_enumerator(self)
         self._enumerator.start()
         back, self._back = self._back, []
         self._give_back(back)
@@ -129,7 +128,7 @@ class SourceCoordinator(base.SplitEnumerator):
         """
         if deployment != self._deployment:
             self._deployment = deployment
-            self.readers, self._statuses = {}, {}
+            self._readers, self._statuses = {}, {}
             self._inbox = [each for each in self._inbox if "event" in each[1]]  # such as those of a barrier
         self._inbox += messages
 
@@ -154,17 +153,17 @@ class SourceCoordinator(base.SplitEnumerator):
             elif "event" in message:
                 self._enumerator.handle_source_event(subtask, message["event"])
             else:
-                reader = self.readers.get(subtask, ReaderInfo(subtask))
+                reader = self._readers.get(subtask, ReaderInfo(subtask))
                 self._enumerator.handle_split_request(subtask, reader.location)
 
     def _register(self, subtask: int, host: str | None) -> None:
-        self.readers[subtask] = ReaderInfo(subtask, host)
+        self._readers[subtask] = ReaderInfo(subtask, host)
         if subtask in self._no_more:
             self._outbox.append((subtask, Tell.NO_MORE_SPLITS, None))
         self._enumerator.add_reader(subtask)
 
     def _settle_end(self) -> None:
-        ends = [self._statuses.get(i) is InputStatus.END_OF_INPUT for i in range(self.parallelism)]
+        ends = [self._statuses.get(i) is InputStatus.END_OF_INPUT for i in range(self._parallelism)]
         self._finished = (self._finished or all(ends)) and not _splits_in(self._outbox)
 
     # --- what they are told ------------------------------------------------------------------------------------------
@@ -186,7 +185,7 @@ class SourceCoordinator(base.SplitEnumerator):
         if self._finished:
             return self._end()
         for subtask in range(parallelism):
-            if subtask not in self.readers:
+            if subtask not in self._readers:
                 self._register(subtask, None)
         more = InputStatus.MORE_AVAILABLE
         self._ask([i for i in range(parallelism) if self._statuses.get(i) is not more])
@@ -212,16 +211,16 @@ class SourceCoordinator(base.SplitEnumerator):
 
     def _turn(self, parallelism: int) -> None:
         """Lets the enumerator do what is to be done."""
-        self.parallelism = parallelism
+        self._parallelism = parallelism
         lost, self._given = self._given, []  # an epoch that nobody has read
         self._give_back([(subtask, unpacked(self._splits, value)) for subtask, value in _splits_in(lost)])
         self._hear()
         now = self._now()
-        due = [call for call in self.calls if call.due <= now]
-        self.calls = [call for call in self.calls if call.due > now]
+        due = [call for call in self._calls if call.due <= now]
+        self._calls = [call for call in self._calls if call.due > now]
         for call in due:
             if call.period is not None:
-                self.calls.append(_Call(call.callable, call.handler, now + call.period.total_seconds(), call.period))
+                self._calls.append(_Call(call.callable, call.handler, now + call.period.total_seconds(), call.period))
             try:
                 result = call.callable()
             except Exception as error:
@@ -240,13 +239,13 @@ class SourceCoordinator(base.SplitEnumerator):
     def _end(self) -> list[list[SourceSplit]]:
         self._ends = True
         if self._ended:
-            return [[] for _ in range(self.parallelism)]
-        self._outbox = [(i, tell, None) for i in range(self.parallelism) for tell in (Tell.NO_MORE_SPLITS, Tell.END)]
+            return [[] for _ in range(self._parallelism)]
+        self._outbox = [(i, tell, None) for i in range(self._parallelism) for tell in (Tell.NO_MORE_SPLITS, Tell.END)]
         return self._tell()
 
     def _tell(self) -> list[list[SourceSplit]]:
         self._given, self._outbox = self._outbox, []
-        told = list[list[SourceSplit]]([] for _ in range(self.parallelism))
+        told = list[list[SourceSplit]]([] for _ in range(self._parallelism))
         for subtask, tell, value in self._given:
             told[subtask].append(SourceSplit(self._name(subtask, tell, value), {"tell": tell, "value": value}))
         return told
@@ -257,22 +256,43 @@ class SourceCoordinator(base.SplitEnumerator):
             return reprlib.repr(unpacked(self._splits, value))
         return f"reader {subtask}" if tell in (Tell.POLL, Tell.END) else ""
 
-    def add(self, subtask: int, tell: Tell, value: Any = None) -> None:
+    def _add(self, subtask: int, tell: Tell, value: Any = None) -> None:
         """Takes something that a reader is to be told."""
-        if not 0 <= subtask < self.parallelism:
-            raise ValueError(f"there is no reader {subtask!r}, only {self.parallelism} of them")
-        if tell is Tell.NO_MORE_SPLITS:
-            if subtask in self._no_more:
-                return
-            self._no_more.add(subtask)
-        self._assigned += tell is Tell.SPLIT
-        if tell is Tell.EVENT:
-            JsonSerializer().serialize(value)
-        self._outbox.append((subtask, tell, packed(self._splits, value) if tell is Tell.SPLIT else value))
+        if not 0 <= subtask < self._parallelism:
+            raise ValueError(f"there is no reader {subtask!r}, only {self._parallelism} of them")
+        self._outbox.append((subtask, tell, value))
 
-    def call_later(self, call: _Call, delay: timedelta) -> None:
-        call.due = self._now() + delay.total_seconds()
-        self.calls.append(call)
+    # --- what the enumerator asks for --------------------------------------------------------------------------------
+
+    def current_parallelism(self) -> int:
+        return self._parallelism
+
+    def registered_readers(self) -> Mapping[int, ReaderInfo]:
+        return dict(self._readers)
+
+    def assign_splits(self, assignment: Mapping[int, Sequence[Any]]) -> None:
+        for subtask, splits in assignment.items():
+            for split in splits:
+                self._add(subtask, Tell.SPLIT, packed(self._splits, split))
+                self._assigned += 1
+
+    def signal_no_more_splits(self, subtask_id: int) -> None:
+        if subtask_id not in self._no_more:
+            self._add(subtask_id, Tell.NO_MORE_SPLITS)
+            self._no_more.add(subtask_id)
+
+    def send_event_to_source_reader(self, subtask_id: int, event: Any) -> None:
+        JsonSerializer().serialize(event)  # checks it
+        self._add(subtask_id, Tell.EVENT, event)
+
+    def call_async(
+        self,
+        callable: Callable[[], Any],
+        handler: Callable[[Any, Exception | None], None],
+        initial_delay: timedelta = timedelta(0),
+        period: timedelta | None = None,
+    ) -> None:
+        self._calls.append(_Call(callable, handler, self._now() + initial_delay.total_seconds(), period))
 
     # --- checkpoints -------------------------------------------------------------------------------------------------
 
@@ -287,34 +307,3 @@ class SourceCoordinator(base.SplitEnumerator):
 
 def _splits_in(told: Sequence[tuple[int, Tell, Any]]) -> list[tuple[int, Json]]:
     return [(subtask, value) for subtask, tell, value in told if tell is Tell.SPLIT]
-
-
-class _EnumeratorContext(SplitEnumeratorContext):
-    def __init__(self, coordinator: SourceCoordinator) -> None:
-        self._coordinator = coordinator
-
-    def current_parallelism(self) -> int:
-        return self._coordinator.parallelism
-
-    def registered_readers(self) -> Mapping[int, ReaderInfo]:
-        return dict(self._coordinator.readers)
-
-    def assign_splits(self, assignment: Mapping[int, Sequence[Any]]) -> None:
-        for subtask, splits in assignment.items():
-            for split in splits:
-                self._coordinator.add(subtask, Tell.SPLIT, split)
-
-    def signal_no_more_splits(self, subtask_id: int) -> None:
-        self._coordinator.add(subtask_id, Tell.NO_MORE_SPLITS)
-
-    def send_event_to_source_reader(self, subtask_id: int, event: Any) -> None:
-        self._coordinator.add(subtask_id, Tell.EVENT, event)
-
-    def call_async(
-        self,
-        callable: Callable[[], Any],
-        handler: Callable[[Any, Exception | None], None],
-        initial_delay: timedelta = timedelta(0),
-        period: timedelta | None = None,
-    ) -> None:
-        self._coordinator.call_later(_Call(callable, handler, 0.0, period), initial_delay)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
@@ -116,8 +116,8 @@ class FileSourceBuilder:
         The driver reads the input of each epoch to count its lines, so `set_max_bytes_per_epoch` is cheaper. Flink has
         no such method.
         """
-        EpochLimits.checked("FileSource", records, None)
-        self._source = replace(self._source, max_records_per_epoch=records)
+        limits = EpochLimits.checked("FileSource", records, self._source.limits.bytes)
+        self._source = replace(self._source, limits=limits)
         return self
 
     def set_max_bytes_per_epoch(self, size: int) -> FileSourceBuilder:
@@ -126,8 +126,8 @@ class FileSourceBuilder:
         They are counted in unpacked files. The driver unpacks the input of an epoch itself to count them; files that
         are not compressed it does not read. Flink has no such method.
         """
-        EpochLimits.checked("FileSource", None, size)
-        self._source = replace(self._source, max_bytes_per_epoch=size)
+        limits = EpochLimits.checked("FileSource", self._source.limits.records, size)
+        self._source = replace(self._source, limits=limits)
         return self
 
     def build(self) -> FileSource:
@@ -156,8 +156,7 @@ class FileSource(Source):
 
     discovery_interval: timedelta = Source.discovery_interval
     resumes_splits = True
-    max_records_per_epoch: int | None = None
-    max_bytes_per_epoch: int | None = None
+    limits: EpochLimits = field(default_factory=EpochLimits)
 
     @staticmethod
     def for_record_stream_format(stream_format: StreamFormat, *paths: str | FileLocation) -> FileSourceBuilder:

@@ -13,6 +13,7 @@ from dagster_flinkpy.common.arguments import check_argument, check_installed, ch
 from dagster_flinkpy.common.serialization import ByteArraySchema, DeserializationSchema
 from dagster_flinkpy.common.typeinfo import TypeInformation, Types
 from dagster_flinkpy.datastream.connectors.base import Json, Source, SourceSplit, SplitEnumerator
+from dagster_flinkpy.datastream.connectors.epoch_limits import EpochLimits
 from dagster_flinkpy.errors import ConfigurationError
 from dagster_flinkpy.registry import call_registered
 
@@ -212,8 +213,7 @@ class KafkaSource(Source):
         """What happens to a position that is gone: ``earliest``, ``latest``, or None for an error."""
         self.partition_discovery: timedelta | None = timedelta(milliseconds=_DISCOVERY_MS)
         """How often to look for new partitions."""
-        self.max_records_per_epoch: int | None = None
-        self.max_bytes_per_epoch: int | None = None
+        self.limits = EpochLimits()
         self.batch_rows = 8192
 
     @staticmethod
@@ -367,7 +367,7 @@ class KafkaSourceBuilder:
         Args:
             records: The maximum number.
         """
-        self._source.max_records_per_epoch = _positive("set_max_records_per_epoch()", records, "records")
+        self._source.limits = EpochLimits.checked("KafkaSource", records, self._source.limits.bytes)
         return self
 
     def set_max_bytes_per_epoch(self, size: int) -> KafkaSourceBuilder:
@@ -378,7 +378,7 @@ class KafkaSourceBuilder:
         Args:
             size: The number of bytes.
         """
-        self._source.max_bytes_per_epoch = _positive("set_max_bytes_per_epoch()", size, "bytes")
+        self._source.limits = EpochLimits.checked("KafkaSource", self._source.limits.records, size)
         return self
 
     def set_property(self, key: str, value: str) -> KafkaSourceBuilder:
@@ -447,10 +447,3 @@ def _initializer(call: str, value: Any) -> KafkaOffsetsInitializer:
     check_argument(call, value, KafkaOffsetsInitializer, "a KafkaOffsetsInitializer, such as .latest()")
     initializer: KafkaOffsetsInitializer = value
     return initializer
-
-
-def _positive(call: str, number: Any, unit: str) -> int:
-    check_number(call, number, unit)
-    if number < 1:
-        raise ConfigurationError(f"{call} needs at least 1, not {number}")
-    return int(number)
