@@ -108,10 +108,6 @@ class _OpenFile:
             close()
         return self.upload.finish(self._rows)
 
-    def abort(self) -> None:
-        self.upload.abort()
-        self._group, self._encoder = [], None
-
 
 class TableWriter(CommittingSinkWriter):
     """Writes one epoch of one subtask to staged uploads: one file, or several by partition and size."""
@@ -205,7 +201,6 @@ class TableWriter(CommittingSinkWriter):
         return [file.to_json() for file in self._finished]
 
     def abort(self) -> None:
-        for file in self._open.values():
-            file.abort()
         for upload in self._uploads:
             upload.abort()
+        self._open.clear()  # an encoder that is dropped ends its file
