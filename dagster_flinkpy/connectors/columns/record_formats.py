@@ -32,7 +32,7 @@ from dagster_flinkpy.connectors.columns.text_values import as_text, from_text
 from dagster_flinkpy.datastream.formats.json import JsonRowDeserializationSchema, JsonRowSerializationSchema
 from dagster_flinkpy.errors import SourceReadError
 
-__all__ = ["Decoder", "Encoder", "UndecodableMessage", "record_decoder", "record_encoder"]
+__all__ = ["Decoder", "Encoder", "UndecodableMessage", "decoded", "record_decoder", "record_encoder"]
 
 Messages = Sequence["bytes | None"]
 Decoder = Callable[[Messages], pa.Array]
@@ -61,12 +61,16 @@ class UndecodableMessage(Exception):
         super().__init__(reason)
         self.index = index
 
-    def of(self, message: str) -> SourceReadError:
-        """Returns the error that names the message, with what to do."""
-        return SourceReadError(
-            f"{message} cannot be read by its schema: {self}. To go on, use a schema that accepts it; "
+
+def decoded(decoder: Decoder, messages: Messages, name: Callable[[int], str]) -> pa.Array:
+    """Decodes messages of a source. ``name`` returns what an error calls one of them."""
+    try:
+        return decoder(messages)
+    except UndecodableMessage as error:
+        raise SourceReadError(
+            f"{name(error.index)} cannot be read by its schema: {error}. To go on, use a schema that accepts it; "
             "JsonRowDeserializationSchema has ignore_parse_errors()."
-        )
+        ) from error
 
 
 def record_decoder(schema: DeserializationSchema) -> Decoder:

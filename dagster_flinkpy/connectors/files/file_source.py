@@ -14,7 +14,7 @@ import numpy as np
 from dagster_flinkpy.connectors.files.text_content import TextFile, ends_of_records, location_of
 from dagster_flinkpy.connectors.sources.input_files import input_files, reading
 from dagster_flinkpy.connectors.sources.known_files import KnownFiles, some_of, version_of
-from dagster_flinkpy.connectors.sources.open_splits import OpenSplits, Quantity, SplitMeter
+from dagster_flinkpy.connectors.sources.open_splits import SPLITS_PER_SUBTASK, OpenSplits, Quantity, SplitMeter
 from dagster_flinkpy.connectors.sources.split_enumerators import OpenEnumerator
 from dagster_flinkpy.datastream.connectors.base import Json, SourceLag, SourceSplit, position_field
 from dagster_flinkpy.datastream.connectors.file_system import FileSource
@@ -25,9 +25,6 @@ __all__ = ["FileEnumerator"]
 
 _SPLIT_BYTES = 4 << 20
 """The smallest part of a file that is worth a split."""
-
-_SPLITS_PER_SUBTASK = 4
-"""How many splits a file has at most per subtask. Each is listed in the checkpoint of its epoch."""
 
 _OPEN_SCANS = 8
 """How many files are kept open between two epochs, because they would have to be unpacked again."""
@@ -92,7 +89,7 @@ class FileEnumerator(OpenEnumerator[OpenSplits]):
 
     def _divide(self, name: str, root: StorageLocation, info: ObjectInfo, parallelism: int) -> None:
         properties = {"root": root.url, "key": info.key, "size": info.size, "version": version_of(info)}
-        count = min(_SPLITS_PER_SUBTASK * parallelism, info.size // _SPLIT_BYTES)
+        count = min(SPLITS_PER_SUBTASK * parallelism, info.size // _SPLIT_BYTES)
         file = TextFile(root.open(), info.key, info.size, self._source.stream_format)
         if parallelism == 1 or count < 2 or not file.is_divisible:
             self._open.open(name, properties)

@@ -18,7 +18,7 @@ from dagster_flinkpy.connectors.commit.table_sink import checked_location
 from dagster_flinkpy.connectors.sources.declared_source import RowSource, names_of_partition
 from dagster_flinkpy.connectors.sources.input_files import input_files, reading
 from dagster_flinkpy.connectors.sources.known_files import KnownFiles, check_unchanged, some_of, version_of
-from dagster_flinkpy.connectors.sources.open_splits import OpenSplits, RowMeter
+from dagster_flinkpy.connectors.sources.open_splits import SPLITS_PER_SUBTASK, OpenSplits, RowMeter
 from dagster_flinkpy.connectors.sources.parquet_rows import open_parquet, rows_from
 from dagster_flinkpy.connectors.sources.split_enumerators import OpenEnumerator
 from dagster_flinkpy.datastream.connectors.base import Json, SourceLag, SourceSplit, SplitEnumerator, position_field
@@ -35,9 +35,6 @@ __all__ = ["ParquetSource", "row_group_ranges"]
 
 _SPLIT_BYTES = 4 << 20
 """The smallest part of a file that is worth a split: opening one takes some requests."""
-
-_SPLITS_PER_SUBTASK = 4
-"""How many splits a file has at most per subtask. Each is listed in the checkpoint of its epoch."""
 
 _THREADS = 8
 """How many footers are read at the same time."""
@@ -312,7 +309,7 @@ class _ParquetEnumerator(OpenEnumerator[OpenSplits]):
         with reading(f"{self._store.url}/{info.key}"):
             footer = _footer(self._source.location, info.key, info.size, version_of(info))
         rows = [footer.row_group(i).num_rows for i in range(footer.num_row_groups)]
-        return row_group_ranges(rows, max(_SPLIT_BYTES / info.size, 1 / (_SPLITS_PER_SUBTASK * parallelism)))
+        return row_group_ranges(rows, max(_SPLIT_BYTES / info.size, 1 / (SPLITS_PER_SUBTASK * parallelism)))
 
     def _ends(self) -> bool:
         """Returns whether the input ends with the files that were just listed."""

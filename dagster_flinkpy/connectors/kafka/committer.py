@@ -58,7 +58,6 @@ class KafkaCommitter(CheckpointCommitter):
     _never_replaces = "Kafka does not take records back"
 
     def __init__(self, sink: KafkaSink, context: CommitterInitContext, now: Callable[[], int] = current_millis) -> None:
-        assert sink.schema is not None
         self._rows = StagedRows(sink.staging, context)
         super().__init__(context, self._rows, f"Kafka at {sink.bootstrap_servers}")
         self._sink, self._now, self._topic = sink, now, sink.schema.topic

@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from confluent_kafka import TIMESTAMP_NOT_AVAILABLE, KafkaError, TopicPartition
 
-from dagster_flinkpy.connectors.columns.record_formats import Decoder, UndecodableMessage, record_decoder
+from dagster_flinkpy.connectors.columns.record_formats import Decoder, decoded, record_decoder
 from dagster_flinkpy.connectors.kafka.client import consumer_of, shown
 from dagster_flinkpy.datastream.connectors.base import SourceSplit
 from dagster_flinkpy.datastream.connectors.kafka_source import KafkaSource, KafkaTopicPartition
@@ -135,11 +135,8 @@ class _Columns:
         return pa.StructArray.from_arrays(columns, fields=list(self._type.arrow_type)), times
 
     def _decoded(self, what: str, decoder: Decoder, messages: list[Any], values: list[bytes | None]) -> pa.Array:
-        try:
-            return decoder(values)
-        except UndecodableMessage as error:
-            offset = messages[error.index].offset()
-            raise error.of(f"the {what} of the record at offset {offset} of partition {shown(self._each)}") from error
+        place = f"of partition {shown(self._each)}"
+        return decoded(decoder, values, lambda i: f"the {what} of the record at offset {messages[i].offset()} {place}")
 
 
 def _headers(headers: list[Any], arrow_type: pa.DataType) -> pa.Array:

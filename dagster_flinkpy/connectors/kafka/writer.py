@@ -43,7 +43,6 @@ class _Records:
     """Makes keys and values of records."""
 
     def __init__(self, sink: KafkaSink, type_info: TypeInformation) -> None:
-        assert sink.schema is not None
         schema = sink.schema
         self._topic, self._columns = schema.topic, list(columns_of(type_info))
         self._most_bytes = int(sink.properties.get(_MAX_BYTES, _DEFAULT_MAX_BYTES))
@@ -108,7 +107,6 @@ class DirectWriter(SinkWriter):
     """Writes one epoch of one subtask to the topic, at least once."""
 
     def __init__(self, sink: KafkaSink, context: WriterInitContext, type_info: TypeInformation) -> None:
-        assert sink.schema is not None
         self._records, self._topic = _Records(sink, type_info), sink.schema.topic
         self._uid = context.uid
         name = f"flinkpy-{context.job_id}-{context.uid}-{context.subtask}"

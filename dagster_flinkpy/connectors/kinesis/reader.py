@@ -7,7 +7,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from dagster_flinkpy.connectors.columns.record_formats import UndecodableMessage, record_decoder
+from dagster_flinkpy.connectors.columns.record_formats import Decoder, decoded, record_decoder
 from dagster_flinkpy.connectors.kinesis.client import KinesisStream, Position
 from dagster_flinkpy.connectors.kinesis.source import KinesisSource
 from dagster_flinkpy.datastream.connectors.base import SourceSplit
@@ -49,8 +49,6 @@ def read_shard(source: KinesisSource, split: SourceSplit) -> Iterator[tuple[pa.A
         )
 
 
-def _decoded(decode: Any, records: list[Any], shard: str) -> pa.Array:
-    try:
-        return decode([record["Data"] for record in records])
-    except UndecodableMessage as error:
-        raise error.of(f"record {records[error.index]['SequenceNumber']} of shard {shard}") from error
+def _decoded(decode: Decoder, records: list[Any], shard: str) -> pa.Array:
+    data = [record["Data"] for record in records]
+    return decoded(decode, data, lambda i: f"record {records[i]['SequenceNumber']} of shard {shard}")

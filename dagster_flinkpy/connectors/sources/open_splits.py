@@ -11,8 +11,10 @@ from typing import Any
 from dagster_flinkpy.datastream.connectors.base import Json, SourceLag, SourceSplit, position_field
 from dagster_flinkpy.datastream.connectors.epoch_limits import EpochLimits
 
-__all__ = ["OpenRanges", "OpenSplits", "Quantity", "ResumedRows", "RowMeter", "SplitMeter"]
+__all__ = ["SPLITS_PER_SUBTASK", "OpenRanges", "OpenSplits", "Quantity", "ResumedRows", "RowMeter", "SplitMeter"]
 
+SPLITS_PER_SUBTASK = 4
+"""How many splits a file or a table has at most per subtask. Each is listed in the checkpoint of its epoch."""
 _STOP = "stop"
 
 

@@ -15,9 +15,10 @@ import pyarrow as pa
 from dagster_flinkpy.common.typeinfo import RowTypeInfo
 from dagster_flinkpy.connectors.columns.arrow_types import row_type_of
 from dagster_flinkpy.connectors.columns.loaded_rows import columns_of_rows
+from dagster_flinkpy.connectors.sources.split_enumerators import EndingEnumerator
 from dagster_flinkpy.connectors.spark.ddl import parse_ddl
 from dagster_flinkpy.connectors.spark.python_data_source import PythonDataSource
-from dagster_flinkpy.datastream.connectors.base import Json, SourceSplit, SplitEnumerator, position_field
+from dagster_flinkpy.datastream.connectors.base import Json, SourceSplit, position_field
 from dagster_flinkpy.errors import ConfigurationError, InputChangedError, SourceReadError
 
 if TYPE_CHECKING:
@@ -73,16 +74,16 @@ def _stream_reader(source: PythonDataSource) -> tuple[Any, bool]:
         return reader, True
 
 
-class PartitionEnumerator(SplitEnumerator):
+class PartitionEnumerator(EndingEnumerator):
     """Plans partitions. Those of an epoch travel with the splits, but are not stored: they are pickled objects.
 
     State: the offset up to which partitions were planned, and whether the input has ended.
     """
 
     def __init__(self, source: PythonDataSource, restored: Json | None) -> None:
+        super().__init__(source.limits)
         self._source = source
         self._offset: Json | None = None
-        self._ended = False
         self._planned = 0
         self._offsets: dict[int, Json] = {}
         """Offsets to commit, by checkpoint."""
@@ -198,10 +199,6 @@ class PartitionEnumerator(SplitEnumerator):
     @property
     def assigns_late(self) -> bool:
         return self._reader is not None and not self._is_limited()  # there is a reader once a stream was asked
-
-    @property
-    def exhausted(self) -> bool:
-        return self._ended
 
     def snapshot_state(self) -> Json:
         # What was planned and not read is planned again: partitions are not stored.

@@ -55,14 +55,14 @@ class DeliveryGuarantee(Enum):
     """Flink does not wait for the records at a checkpoint. Here it is the same as ``AT_LEAST_ONCE``."""
 
 
-def position_field(position: Json, name: str, kind: type[T], *, least: int = 0) -> T:
-    """Returns a part of a stored source position; a number is at least ``least``.
+def position_field(position: Json, name: str, kind: type[T]) -> T:
+    """Returns a part of a stored source position; a number is at least 0.
 
     Raises:
         ValueError: It is missing, has another type, or is too small.
     """
     value = position.get(name)
-    if type(value) is not kind or (isinstance(value, int) and value < least):
+    if type(value) is not kind or (isinstance(value, int) and value < 0):
         found = f"is {value!r:.100}" if name in position else "is missing"
         raise ValueError(f"{name!r} {found}, but must be of type {kind.__name__}")
     return value

@@ -169,14 +169,15 @@ class KafkaSink(Sink):
     Build it with `builder`.
     """
 
-    def __init__(self) -> None:
-        self.bootstrap_servers = ""
-        self.schema: KafkaRecordSerializationSchema | None = None
-        self.staging: Any = None
-        """The folder for staged records: a path, ``s3://bucket/prefix``, or a ``StorageLocation``."""
-        self.transactional_id_prefix = "flinkpy"
-        self.properties: dict[str, str] = {}
+    def __init__(
+        self, bootstrap_servers: str, schema: KafkaRecordSerializationSchema, properties: dict[str, str]
+    ) -> None:
+        self.bootstrap_servers, self.schema = bootstrap_servers, schema
+        self.properties = properties
         """Settings of the client, by their names in librdkafka."""
+        self.staging: Any = None
+        """The folder for staged records, a ``StorageLocation``."""
+        self.transactional_id_prefix = "flinkpy"
 
     @staticmethod
     def builder() -> KafkaSinkBuilder:
@@ -184,7 +185,6 @@ class KafkaSink(Sink):
         return KafkaSinkBuilder()
 
     def validate(self, type_info: TypeInformation | None) -> None:
-        assert self.schema is not None
         self.schema.check(Types.PICKLED_BYTE_ARRAY() if type_info is None else type_info)
 
     def create_writer(self, context: WriterInitContext, type_info: TypeInformation) -> SinkWriter:
@@ -197,7 +197,6 @@ class KafkaSink(Sink):
         return {"kafka"}
 
     def uri(self) -> str:
-        assert self.schema is not None
         return f"kafka://{self.bootstrap_servers.split(',')[0]}/{self.schema.topic}"
 
 
@@ -322,8 +321,9 @@ class KafkaSinkBuilder:
                 f"a KafkaSink with {self._guarantee} stages nothing and has no transactions: leave out set_staging() "
                 "and set_transactional_id_prefix()"
             )
-        sink = TransactionalKafkaSink() if exactly_once else KafkaSink()
-        sink.bootstrap_servers, sink.schema, sink.properties = self._servers, self._schema, dict(self._properties)
+        sink = (TransactionalKafkaSink if exactly_once else KafkaSink)(
+            self._servers, self._schema, dict(self._properties)
+        )
         sink.transactional_id_prefix = self._prefix or sink.transactional_id_prefix
         if self._staging is not None:
             sink.staging = call_registered("staging_location", "set_staging()", self._staging)
