@@ -24,10 +24,11 @@ from dagster_flinkpy.datastream.connectors.base import CommitRequest, Committer,
 from dagster_flinkpy.datastream.connectors.collection import CollectionSource
 from dagster_flinkpy.errors import CommittableLostError, ConfigurationError, SinkCommitError
 from dagster_flinkpy.runtime.master import job_session
-from dagster_flinkpy.runtime.master.commits.commit_retries import MAX_RETRIES, commit_requests
+from dagster_flinkpy.runtime.master.commits.commit_retries import MAX_RETRIES
 from dagster_flinkpy.spark.sessions import SparkSettings, get_session
 from dagster_flinkpy.storage import StorageLocation
 from dagster_flinkpy.storage.local import LocalObjectStore
+from tests.committing import commit_requests
 from tests.connectors.postgres.test_jobs import dying
 from tests.examples import examples
 from tests.runtime.harness import Crash, HarnessAttempt

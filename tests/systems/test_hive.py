@@ -13,8 +13,8 @@ import pytest
 from dagster_flinkpy.connectors import IcebergSink, IcebergSource
 from dagster_flinkpy.connectors.iceberg.committer import IcebergCommitter
 from dagster_flinkpy.errors import CommitRefusedError
-from dagster_flinkpy.runtime.master.commits.commit_retries import commit_requests
 from tests import servers
+from tests.committing import commit_requests
 from tests.connectors.iceberg.test_sink import commit, committer, opened, rows, stage
 from tests.connectors.postgres.test_jobs import dying
 from tests.runtime.harness import Crash, HarnessAttempt

@@ -14,8 +14,8 @@ from dagster_flinkpy.common import Types
 from dagster_flinkpy.datastream import TwoPhaseCommitSinkFunction
 from dagster_flinkpy.datastream.connectors.base import CommitRequest, CommitterInitContext, WriterInitContext
 from dagster_flinkpy.errors import ConfigurationError, SinkCommitError, TypeMismatchError
-from dagster_flinkpy.runtime.master.commits.commit_retries import commit_requests
 from dagster_flinkpy.storage import StorageLocation
+from tests.committing import commit_requests
 from tests.examples import examples
 from tests.runtime.harness import Crash, HarnessAttempt, ManualClock
 from tests.runtime.programs import environment, events

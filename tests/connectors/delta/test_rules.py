@@ -20,7 +20,7 @@ from dagster_flinkpy.connectors import DeltaSink, DeltaSource
 from dagster_flinkpy.connectors.delta.committer import DeltaCommitter
 from dagster_flinkpy.datastream.connectors.base import CommitRequest, CommitterInitContext
 from dagster_flinkpy.errors import CommitRefusedError, ConfigurationError, InputChangedError
-from dagster_flinkpy.runtime.master.commits.commit_retries import commit_requests
+from tests.committing import commit_requests
 from tests.connectors.delta.actors import (
     ACTS,
     OLD,

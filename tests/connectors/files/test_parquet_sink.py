@@ -19,9 +19,9 @@ from dagster_flinkpy.errors import (
     SinkCommitError,
     StorageError,
 )
-from dagster_flinkpy.runtime.master.commits.commit_retries import commit_requests
 from dagster_flinkpy.storage import StorageLocation
 from dagster_flinkpy.storage.local import LocalObjectStore
+from tests.committing import commit_requests
 
 ROW = Types.ROW_NAMED(["n", "s"], [Types.LONG(), Types.STRING()])
 CONTEXT = WriterInitContext("job", "table", subtask=0, fencing_token=1, checkpoint_id=1, execution="e0")

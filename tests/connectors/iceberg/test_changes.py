@@ -21,7 +21,7 @@ from dagster_flinkpy.connectors.iceberg.committer import IcebergCommitter
 from dagster_flinkpy.connectors.iceberg.table import NAME_MAPPING
 from dagster_flinkpy.datastream.connectors.base import CommitRequest
 from dagster_flinkpy.errors import CommitRefusedError, InputChangedError
-from dagster_flinkpy.runtime.master.commits.commit_retries import commit_requests
+from tests.committing import commit_requests
 from tests.connectors.iceberg.actors import (
     ACTS,
     Act,

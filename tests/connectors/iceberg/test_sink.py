@@ -35,9 +35,9 @@ from dagster_flinkpy.errors import (
     SinkCommitError,
     TypeMismatchError,
 )
-from dagster_flinkpy.runtime.master.commits.commit_retries import commit_requests
 from dagster_flinkpy.storage import StorageLocation
 from dagster_flinkpy.storage.local import LocalObjectStore
+from tests.committing import commit_requests
 from tests.connectors.postgres.test_jobs import dying
 from tests.examples import examples
 from tests.runtime.harness import Crash, HarnessAttempt

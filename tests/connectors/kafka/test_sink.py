@@ -38,10 +38,10 @@ from dagster_flinkpy.errors import (
     StorageError,
     TypeMismatchError,
 )
-from dagster_flinkpy.runtime.master.commits.commit_retries import commit_requests
 from dagster_flinkpy.storage import StorageLocation
 from dagster_flinkpy.storage.local import LocalObjectStore
 from dagster_flinkpy.testing import run_local
+from tests.committing import commit_requests
 from tests.connectors.kafka.fake_kafka import TOPIC, FakeCluster, FakeConsumer, FakeProducer
 from tests.connectors.kafka.topics import Topic
 from tests.examples import examples

@@ -25,7 +25,7 @@ from dagster_flinkpy.connectors.iceberg.committer import IcebergCommitter
 from dagster_flinkpy.connectors.lake.committer import LakeCommitter
 from dagster_flinkpy.datastream.connectors.base import CommitRequest, CommitterInitContext, WriterInitContext
 from dagster_flinkpy.errors import CommitRefusedError, CommittableLostError, ConfigurationError
-from dagster_flinkpy.runtime.master.commits.commit_retries import commit_requests
+from tests.committing import commit_requests
 from tests.connectors.delta import actors as delta_actors
 from tests.connectors.iceberg import actors as iceberg_actors
 from tests.connectors.postgres.test_jobs import dying

@@ -13,7 +13,7 @@ from dagster_flinkpy.connectors.postgres.committer import LedgerCommitter
 from dagster_flinkpy.connectors.postgres.epoch_rows import EpochRows
 from dagster_flinkpy.datastream.connectors.base import CommitRequest, CommitterInitContext
 from dagster_flinkpy.errors import CommitRefusedError, ConfigurationError
-from dagster_flinkpy.runtime.master.commits.commit_retries import commit_requests
+from tests.committing import commit_requests
 from tests.connectors.postgres.sinks import ROW, Database, committer, numbers, stage
 from tests.connectors.postgres.test_jobs import dying
 from tests.examples import examples

@@ -23,7 +23,8 @@ from dagster_flinkpy.datastream.connectors.base import (
     WriterInitContext,
 )
 from dagster_flinkpy.errors import CommittableLostError, SinkCommitError, StorageError, TypeMismatchError
-from dagster_flinkpy.runtime.master.commits.commit_retries import MAX_RETRIES, commit_requests
+from dagster_flinkpy.runtime.master.commits.commit_retries import MAX_RETRIES
+from tests.committing import commit_requests
 from tests.runtime.harness import HarnessAttempt
 from tests.runtime.programs import FolderSink, environment, events
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from itertools import groupby
 
 from dagster_flinkpy.datastream.connectors.base import CommitRequest, CommitRequestState, Committer
@@ -22,8 +22,7 @@ _FIRST_PAUSE, _LONGEST_PAUSE = 0.1, 10.0
 """Seconds. Each pause is twice as long as the one before."""
 
 
-def _sleep(seconds: float) -> None:
-    time.sleep(seconds)
+_sleep = time.sleep
 
 
 def commit_requests(
@@ -32,7 +31,6 @@ def commit_requests(
     sink: str,
     *,
     replaced: tuple[int, int] | None = None,
-    wait: Callable[[float], None] = lambda seconds: _sleep(seconds),
 ) -> int:
     """Commits requests, one checkpoint after the other. A checkpoint that fails stops those after it.
 
@@ -41,7 +39,6 @@ def commit_requests(
         requests: The requests, in any order.
         sink: The uid of the sink, for messages.
         replaced: Between which checkpoints are those whose rows are replaced. Default: none are.
-        wait: Waits for a number of seconds between two tries.
 
     Returns:
         How many had already been committed.
@@ -53,7 +50,7 @@ def commit_requests(
     already = 0
     for _, group in groupby(sorted(requests, key=_order), key=lambda request: request.checkpoint_id):
         of_checkpoint = list(group)
-        _commit(committer, of_checkpoint, sink, replaced, wait)
+        _commit(committer, of_checkpoint, sink, replaced)
         already += sum(request.state is CommitRequestState.ALREADY_COMMITTED for request in of_checkpoint)
         # What a later attempt can mend is reported before what is lost for good.
         for state in (
@@ -72,7 +69,6 @@ def _commit(
     requests: list[CommitRequest],
     sink: str,
     replaced: tuple[int, int] | None,
-    wait: Callable[[float], None],
 ) -> None:
     pending = requests
     while pending:
@@ -90,7 +86,7 @@ def _commit(
                 "sink %r cannot commit its output of checkpoint %d now (try %d of %d); it tries again in %g s: %s",
                 *(sink, first.checkpoint_id, first.number_of_retries + 1, MAX_RETRIES + 1, pause, first.error),
             )
-            wait(pause)
+            _sleep(pause)
         for request in pending:
             request.number_of_retries += 1
 
