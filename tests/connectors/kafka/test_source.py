@@ -18,6 +18,7 @@ from dagster_flinkpy.connectors.kafka.enumerator import KafkaEnumerator, share
 from dagster_flinkpy.connectors.kafka.reader import messages_of
 from dagster_flinkpy.datastream import ProcessFunction
 from dagster_flinkpy.datastream.connectors.base import SourceSplit, SplitEnumerator
+from dagster_flinkpy.datastream.connectors.epoch_limits import EpochLimits
 from dagster_flinkpy.datastream.connectors.kafka import (
     KafkaOffsetResetStrategy,
     KafkaOffsetsInitializer,
@@ -276,7 +277,7 @@ def test_a_bounded_source_reads_the_topics_that_it_names_now(topic: Topic, kafka
         return {(each.properties["topic"], each.offset, each.properties["end"]) for each in splits}
 
     first = source(topic, other)
-    first.max_records_per_epoch = 2
+    first.limits = EpochLimits(2)
     enumerator = KafkaEnumerator(first, None)
     assert read_by(enumerator) == {(topic.name, 0, 1), (other.name, 0, 1)}
     third.send(b"c")
