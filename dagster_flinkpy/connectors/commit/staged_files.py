@@ -295,11 +295,7 @@ class StagedFileCommitter(Staged, Committer):
 
     def complete(self, requests: Sequence[CommitRequest]) -> None:
         """Completes the files of a checkpoint that is committed as a whole, by something else that names them."""
-        staged = [
-            CommitRequest(r.checkpoint_id, r.subtask, r.committable, r.number_of_retries)
-            for r in requests
-            if r.committable["key"]
-        ]
+        staged = [replace(request) for request in requests if request.committable["key"]]  # with states of their own
         self.commit(staged)
         for request in staged:
             if request.error is not None:

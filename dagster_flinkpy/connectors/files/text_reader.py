@@ -105,17 +105,16 @@ def _bad_line(file: TextFile, parse: Parse, position: int, data: bytes, error: E
 def _parser(file: TextFile) -> tuple[Parse, int]:
     """Returns how the records of a file are parsed, and where they begin."""
     text = file.format
-    if isinstance(text, CsvReaderFormat):
-        first = next((block for block, _ in file.blocks(0, 1)), b"")
-        mark = len(_BOM) if first.startswith(_BOM) else 0
-        if not text.use_header:
-            return _csv_parser(file, text, list(text.produced_type.field_names)), mark
-        return _csv_parser(file, text, _header(text, first[mark:])), len(first)
+    if not isinstance(text, CsvReaderFormat | JsonLinesReaderFormat):
+        charset = text.charset_name if file.is_divisible else None
+        return lambda data: _lines(data, charset), 0
+    first = next((block for block, _ in file.blocks(0, 1)), b"")
+    mark = len(_BOM) if first.startswith(_BOM) else 0
     if isinstance(text, JsonLinesReaderFormat):
-        first = next((block for block, _ in file.blocks(0, 1)), b"")
-        return _json_parser(text.produced_type), len(_BOM) if first.startswith(_BOM) else 0
-    charset = text.charset_name if file.is_divisible else None
-    return lambda data: _lines(data, charset), 0
+        return _json_parser(text.produced_type), mark
+    if not text.use_header:
+        return _csv_parser(file, text, list(text.produced_type.field_names)), mark
+    return _csv_parser(file, text, _header(text, first[mark:])), len(first)
 
 
 def _header(text: CsvReaderFormat, line: bytes) -> list[str]:

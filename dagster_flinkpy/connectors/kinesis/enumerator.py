@@ -95,7 +95,8 @@ class KinesisEnumerator(OpenEnumerator[OpenRanges]):
             self._shards[name] = _Progress(None, since_ms, known_ms=self._now(), begins=shards[name].begins)
         waiting = [name for name, shard in sorted(shards.items()) if self._is_due(shard, shards)]
         self._behind_ms = 0
-        for name in self._existing(waiting):
+        self._check_retention(waiting)
+        for name in waiting:
             self._shards[name] = self._plan(name, self._shards[name], len(waiting))
         bounded = self._source.bounded is not False
         self._ended = bounded and all(progress.done for progress in self._shards.values())
@@ -134,7 +135,7 @@ class KinesisEnumerator(OpenEnumerator[OpenRanges]):
         parents = [name for name in shard.parents if name in shards]
         return all(self._shards[name].done and name not in self._open for name in parents)
 
-    def _existing(self, names: list[str]) -> list[str]:
+    def _check_retention(self, names: list[str]) -> None:
         """Makes sure that the retention of no record has passed, or that the source goes on without it."""
         old = [name for name in names if (self._shards[name].after, self._shards[name].since_ms) != (None, None)]
         if old:
@@ -149,7 +150,6 @@ class KinesisEnumerator(OpenEnumerator[OpenRanges]):
                     )
                     # Kinesis takes the oldest record if that time is before it.
                     self._shards[name] = replace(progress, after=None, since_ms=progress.known_ms + 1)
-        return names
 
     def _expired(self, what: str) -> None:
         if self._source.after_expiry == "fail":

@@ -9,7 +9,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from enum import Enum
 from pathlib import Path
@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from dagster_flinkpy.common.typeinfo import TypeInformation
 from dagster_flinkpy.errors import ConfigurationError
+from dagster_flinkpy.json_records import JsonRecord
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -123,7 +124,7 @@ class SplitEnumeratorContext:
 
 
 @dataclass(frozen=True)
-class SourceLag:
+class SourceLag(JsonRecord, omit_defaults=True):
     """What exists and is read by no epoch planned so far. What a source does not count is None."""
 
     files: int | None = None
@@ -143,11 +144,7 @@ class SourceLag:
         stored = position.get("lag") if isinstance(position, dict) else None
         if not isinstance(stored, dict):
             return None
-        return SourceLag(**{each.name: stored[each.name] for each in fields(SourceLag) if each.name in stored})
-
-    def to_json(self) -> Json:
-        """Returns the lag as part of a position."""
-        return {name: value for name, value in vars(self).items() if value is not None}
+        return SourceLag.from_json(stored)
 
 
 class SplitEnumerator(ABC):
