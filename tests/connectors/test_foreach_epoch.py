@@ -65,7 +65,7 @@ def committer(sink: ForeachEpoch, token: int = 1) -> Committer:
 
 def commit(made: Committer, *requests: CommitRequest) -> None:
     fresh = [CommitRequest(r.checkpoint_id, r.subtask, r.committable) for r in requests]
-    commit_requests(made, fresh, "sink", wait=lambda _: None)
+    commit_requests(made, fresh, "sink")
 
 
 @pytest.fixture(params=["local", "s3"])

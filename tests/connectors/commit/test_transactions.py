@@ -115,7 +115,7 @@ def staged(function: FolderFunction, *values: int, **changes: Any) -> CommitRequ
 
 def commit(function: FolderFunction, request: CommitRequest, token: int = 1) -> int:
     committer = function.create_committer(CommitterInitContext("job", "sink", token))
-    return commit_requests(committer, [request], "sink", wait=lambda _: None)
+    return commit_requests(committer, [request], "sink")
 
 
 # --- the protocol -----------------------------------------------------------------------------------------------------

@@ -66,7 +66,7 @@ def committer(sink: DeltaSink, token: int = 1, type_info: TypeInformation = ROW)
 
 def commit(sink: DeltaSink, *requests: CommitRequest, token: int = 1) -> int:
     fresh = [CommitRequest(r.checkpoint_id, r.subtask, r.committable) for r in requests]
-    return commit_requests(committer(sink, token), fresh, "sink", wait=lambda _: None)
+    return commit_requests(committer(sink, token), fresh, "sink")
 
 
 def opened(sink: DeltaSink) -> DeltaTable:
@@ -256,7 +256,7 @@ def test_partition_columns_and_values_of_every_kind(tmp_path: Path) -> None:
     writer = sink.create_writer(CONTEXT, row)
     writer.write(row.to_arrow(records))
     requests = [CommitRequest(1, 0, c) for c in writer.prepare_commit()]
-    commit_requests(committer(sink, type_info=row), requests, "sink", wait=lambda _: None)
+    commit_requests(committer(sink, type_info=row), requests, "sink")
     table = DeltaTable(str(tmp_path)).to_pyarrow_table().sort_by("p")
     assert table.select(["p", "day", "price"]).to_pylist() == [
         dict(zip(("p", "day", "price"), record[:3], strict=True)) for record in records
@@ -304,7 +304,7 @@ def test_rows_replace_rows_with_the_same_key(location: StorageLocation) -> None:
 
     def put(sink: DeltaSink, kind: TypeInformation, *requests: CommitRequest, token: int = 1) -> int:
         fresh = [CommitRequest(r.checkpoint_id, r.subtask, r.committable) for r in requests]
-        return commit_requests(committer(sink, token, kind), fresh, "sink", wait=lambda _: None)
+        return commit_requests(committer(sink, token, kind), fresh, "sink")
 
     sink = DeltaSink(location, key=["a b"], partition_by=["s"])
     first = [some(sink, old, 1, (1, "a"), (2, "a"), (1, "b")), some(sink, old, 1, (3, "b"), subtask=1)]
@@ -435,7 +435,7 @@ def test_a_partition_replaces_its_earlier_rows_in_the_same_version(location: Sto
         assert opened(sink).version() == version
     opened(sink).optimize.compact()
     slept = committer(sink, token=0)  # since it began this commit
-    assert commit_requests(slept, [CommitRequest(1, 0, first.committable)], "sink", wait=lambda _: None) == 1
+    assert commit_requests(slept, [CommitRequest(1, 0, first.committable)], "sink") == 1
     assert slept.replace_partition("2026-01-01", 1) == 0
     assert days(sink) == [("2026-01-01", 4), ("2026-01-02", 3)]
 

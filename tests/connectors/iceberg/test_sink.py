@@ -80,7 +80,7 @@ def committer(sink: IcebergSink, token: int = 1, type_info: TypeInformation = RO
 
 def commit(sink: IcebergSink, *requests: CommitRequest, token: int = 1, row: TypeInformation = ROW) -> int:
     fresh = [CommitRequest(r.checkpoint_id, r.subtask, r.committable) for r in requests]
-    return commit_requests(committer(sink, token, row), fresh, "sink", wait=lambda _: None)
+    return commit_requests(committer(sink, token, row), fresh, "sink")
 
 
 def opened(sink: IcebergSink) -> Table:

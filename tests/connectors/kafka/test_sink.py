@@ -90,7 +90,7 @@ def committer(sink: Any, token: int = 1, **options: Any) -> KafkaCommitter:
 def commit(by: KafkaCommitter, *requests: CommitRequest) -> int:
     # Another attempt gets requests of its own.
     fresh = [CommitRequest(r.checkpoint_id, r.subtask, r.committable) for r in requests]
-    return commit_requests(by, fresh, "sink", wait=lambda _: None)
+    return commit_requests(by, fresh, "sink")
 
 
 def values(cluster: FakeCluster) -> list[str]:

@@ -293,7 +293,7 @@ def test_a_pattern_that_stays_finds_no_new_topics_in_a_bounded_input(topic: Topi
     """Also if the position is of an earlier release, which has not stored the pattern."""
     topic.send(b"a", b"b")
     given = builder(topic).set_topics().set_topic_pattern(f"{topic.name}(-more)?").set_bounded(LATEST).build()
-    given.max_records_per_epoch = 1
+    given.limits = EpochLimits(1)
     enumerator = KafkaEnumerator(given, None)
     plan(enumerator)
     before = {name: value for name, value in enumerator.snapshot_state().items() if name != "pattern"}

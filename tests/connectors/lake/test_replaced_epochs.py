@@ -129,7 +129,7 @@ class Lake:
 
 def put(committer: LakeCommitter[Any], requests: list[CommitRequest], replaced: tuple[int, int] | None = None) -> int:
     fresh = [CommitRequest(r.checkpoint_id, r.subtask, r.committable) for r in requests]
-    return commit_requests(committer, fresh, "sink", replaced=replaced, wait=lambda _: None)
+    return commit_requests(committer, fresh, "sink", replaced=replaced)
 
 
 SWAP = {"delta": (DeltaCommitter, "_swap"), "iceberg": (IcebergCommitter, "_add"), "branch": (IcebergCommitter, "_add")}

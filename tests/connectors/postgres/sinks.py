@@ -81,7 +81,7 @@ def committer(sink: PostgresSink, token: int = 1, type_info: TypeInformation = R
 def commit(sink: PostgresSink, *requests: CommitRequest, token: int = 1, type_info: TypeInformation = ROW) -> int:
     # Another attempt gets requests of its own.
     fresh = [CommitRequest(r.checkpoint_id, r.subtask, r.committable) for r in requests]
-    return commit_requests(committer(sink, token, type_info), fresh, "sink", wait=lambda _: None)
+    return commit_requests(committer(sink, token, type_info), fresh, "sink")
 
 
 # --- append -----------------------------------------------------------------------------------------------------------

@@ -38,7 +38,7 @@ def put(
 def again(database: Database, requests: list[CommitRequest], replaced: Any = None, uid: str = "sink") -> None:
     made = database.sink().create_committer(CommitterInitContext("job", uid, 1, ROW))
     fresh = [CommitRequest(each.checkpoint_id, each.subtask, each.committable) for each in requests]
-    commit_requests(made, fresh, "sink", replaced=replaced, wait=lambda _: None)
+    commit_requests(made, fresh, "sink", replaced=replaced)
 
 
 def test_old_and_new_rows_change_places_once(database: Database) -> None:

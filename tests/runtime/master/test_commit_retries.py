@@ -84,7 +84,7 @@ def test_only_what_is_to_be_retried_is_tried_again_after_growing_pauses() -> Non
 
 def test_an_updated_committable_is_the_one_that_is_tried_again() -> None:
     committer = Scripted(whole=[lambda request: request.update_and_retry_later("rest")])
-    assert commit_requests(committer, requests("whole"), "s", wait=lambda _: None) == 0
+    assert commit_requests(committer, requests("whole"), "s") == 0
     assert committer.calls == [["whole"], ["rest"]]
     assert committer.committed == ["rest"]
 
@@ -101,7 +101,7 @@ def test_a_lost_committable_does_not_keep_its_neighbours_back_but_later_checkpoi
     committer = Scripted(a=[lost])
     asked = [*requests("later", checkpoint_id=2), *requests("a", "b")]
     with pytest.raises(CommittableLostError, match=r"subtask 0\): the upload is gone\. Restore .*'chk-1' to continue"):
-        commit_requests(committer, asked, "s", wait=lambda _: None)
+        commit_requests(committer, asked, "s")
     assert committer.committed == ["b"]
 
 
@@ -109,7 +109,7 @@ def test_what_another_attempt_can_mend_is_told_before_what_is_lost() -> None:
     for answer, said in ((unknown, "connection broke"), (later, "503")):
         committer = Scripted(a=[lost], b=[answer] * 99)
         with pytest.raises(SinkCommitError, match=said) as failed:
-            commit_requests(committer, requests("a", "b"), "s", wait=lambda _: None)
+            commit_requests(committer, requests("a", "b"), "s")
         assert not isinstance(failed.value, CommittableLostError)
 
 
@@ -121,7 +121,7 @@ def test_an_error_of_a_fitting_type_is_raised_as_it_is() -> None:
         mine = kind("told by the sink")
         with pytest.raises(kind) as failed:
             answer = functools.partial(signal, error=mine)
-            commit_requests(Scripted(a=[answer]), requests("a"), "s", wait=lambda _: None)
+            commit_requests(Scripted(a=[answer]), requests("a"), "s")
         assert failed.value is mine
 
 
@@ -131,7 +131,7 @@ def test_checkpoints_are_committed_in_their_order(origins: list[tuple[int, int]]
     random.shuffle(asked)
     scripts = {request.committable: [later] * random.randint(0, 3) for request in asked}
     committer = Scripted(**scripts)
-    commit_requests(committer, asked, "s", wait=lambda _: None)
+    commit_requests(committer, asked, "s")
     assert sorted(committer.committed) == sorted(f"{checkpoint}.{subtask}" for checkpoint, subtask in origins)
     checkpoints = [int(name.partition(".")[0]) for name in committer.committed]
     assert checkpoints == sorted(checkpoints)
