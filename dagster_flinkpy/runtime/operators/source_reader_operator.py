@@ -47,8 +47,8 @@ def create_source_operator(context: OperatorContext, spec: SourceSpec) -> Source
     return kind(context, spec)
 
 
-class SourceReaderOperator(SourceOperator):
-    """Polls a reader (Flink: ``SourceOperator``). The splits of the reader are operator state."""
+class SourceReaderOperator(SourceOperator, SourceReaderContext, CheckpointedFunction, CheckpointListener):
+    """Polls a reader, whose context it is (Flink: ``SourceOperator``). The splits of the reader are operator state."""
 
     def __init__(self, context: OperatorContext, spec: SourceSpec) -> None:
         super().__init__(context, spec)
@@ -70,15 +70,24 @@ class SourceReaderOperator(SourceOperator):
         self._awaited: Future[Any] | None = None
 
     def open(self) -> None:
-        self.reader = self.call("create_reader()", self._reader_source.create_reader, _ReaderContext(self))
-        self.context.state.initialize(_ReaderState(self))
-        self.call("start()", self.reader.start)
+        self._reader = self.call("create_reader()", self._reader_source.create_reader, self)
+        self.context.state.initialize(self)
+        self.call("start()", self._reader.start)
 
     # --- the enumerator ----------------------------------------------------------------------------------------------
 
-    def say(self, message: dict[str, Any]) -> None:
-        """Keeps what the coordinator is to hear."""
-        self._messages.append(message)
+    def get_index_of_subtask(self) -> int:
+        return self.context.subtask
+
+    def current_parallelism(self) -> int:
+        return self.context.vertex.parallelism
+
+    def send_split_request(self) -> None:
+        self._messages.append({})
+
+    def send_source_event_to_coordinator(self, event: Any) -> None:
+        JsonSerializer().serialize(event)  # checks it
+        self._messages.append({"event": event})
 
     def take_messages(self) -> list[dict[str, Any]]:
         """Returns what the coordinator is to hear, if it can while the reader reads."""
@@ -89,12 +98,12 @@ class SourceReaderOperator(SourceOperator):
         for tell, group in groupby(told, lambda each: Tell(each.properties["tell"])):
             values = [each.properties["value"] for each in group]
             if tell is Tell.SPLIT:
-                self.add_splits([unpacked(self._serializer, value) for value in values])
+                self._add_splits([unpacked(self._serializer, value) for value in values])
             elif tell is Tell.NO_MORE_SPLITS:
-                self.call("notify_no_more_splits()", self.reader.notify_no_more_splits)
+                self.call("notify_no_more_splits()", self._reader.notify_no_more_splits)
             elif tell is Tell.EVENT:
                 for value in values:
-                    self.call("handle_source_events()", self.reader.handle_source_events, value)
+                    self.call("handle_source_events()", self._reader.handle_source_events, value)
             elif tell is Tell.POLL:  # the coordinator has asked for splits itself
                 self._messages = [each for each in self._messages if each]
                 self._forget_answered()
@@ -106,11 +115,10 @@ class SourceReaderOperator(SourceOperator):
         known, self._answered = {id(each) for each in self._answered}, []
         self._messages = [each for each in self._messages if id(each) not in known]
 
-    def add_splits(self, splits: list[Any]) -> None:
-        """Gives splits to the reader."""
-        self.call("add_splits()", self.reader.add_splits, splits)
+    def _add_splits(self, splits: list[Any]) -> None:
+        self.call("add_splits()", self._reader.add_splits, splits)
         if self._status is InputStatus.END_OF_INPUT:
-            self.say({"status": InputStatus.MORE_AVAILABLE.value})
+            self._messages.append({"status": InputStatus.MORE_AVAILABLE.value})
         self._status = None
 
     # --- reading -----------------------------------------------------------------------------------------------------
@@ -160,7 +168,7 @@ class SourceReaderOperator(SourceOperator):
         status = InputStatus.MORE_AVAILABLE
         try:
             while status is InputStatus.MORE_AVAILABLE and output.size < _BATCH_RECORDS:
-                status = self.reader.poll_next(output)
+                status = self._reader.poll_next(output)
                 if time.monotonic() >= ends:
                     break
         except USER_EXCEPTIONS as error:
@@ -170,7 +178,7 @@ class SourceReaderOperator(SourceOperator):
         self._status = status
         self._emit()
         if status is InputStatus.END_OF_INPUT:
-            self.say({"status": status.value})
+            self._messages.append({"status": status.value})
             self.context.send_status(True)  # event time does not wait for it
         elif status is InputStatus.NOTHING_AVAILABLE:
             self._await_more()
@@ -181,7 +189,7 @@ class SourceReaderOperator(SourceOperator):
         return TypeMismatchError(f"{where} returned {returned!r:.100}, but must return {wanted}")
 
     def _await_more(self) -> None:
-        more: Future[Any] | None = self.call("is_available()", self.reader.is_available)
+        more: Future[Any] | None = self.call("is_available()", self._reader.is_available)
         if not isinstance(more, Future | None):
             raise self._wrong("is_available()", more, "a concurrent.futures.Future or None")
         if more is not None and more is not self._awaited:  # otherwise one that is done would be asked without end
@@ -208,42 +216,20 @@ class SourceReaderOperator(SourceOperator):
         return OperatorSnapshot(splits=(SourceSplit(f"reader {self.context.subtask}", answer),))
 
     def close(self) -> None:
-        self.call("close()", self.reader.close)
+        self.call("close()", self._reader.close)
 
-
-class _ReaderContext(SourceReaderContext):
-    def __init__(self, operator: SourceReaderOperator) -> None:
-        self._operator = operator
-
-    def get_index_of_subtask(self) -> int:
-        return self._operator.context.subtask
-
-    def current_parallelism(self) -> int:
-        return self._operator.context.vertex.parallelism
-
-    def send_split_request(self) -> None:
-        self._operator.say({})
-
-    def send_source_event_to_coordinator(self, event: Any) -> None:
-        JsonSerializer().serialize(event)
-        self._operator.say({"event": event})
-
-
-class _ReaderState(CheckpointedFunction, CheckpointListener):
-    def __init__(self, operator: SourceReaderOperator) -> None:
-        self._operator = operator
-        self._serializer = operator._serializer
+    # --- the splits of the reader ------------------------------------------------------------------------------------
 
     def initialize_state(self, context: FunctionInitializationContext) -> None:
         descriptor = ListStateDescriptor("SourceReaderState", Types.STRING())
         self._state = context.get_operator_state_store().get_list_state(descriptor)
         splits = [unpacked(self._serializer, json.loads(stored)) for stored in self._state.get()]
         if splits:
-            self._operator.add_splits(splits)
+            self._add_splits(splits)
 
     def snapshot_state(self, context: FunctionSnapshotContext) -> None:
-        splits = self._operator.reader.snapshot_state(context.get_checkpoint_id())
+        splits = self._reader.snapshot_state(context.get_checkpoint_id())
         self._state.update([json.dumps(packed(self._serializer, split)) for split in splits])
 
     def notify_checkpoint_complete(self, checkpoint_id: int) -> None:
-        self._operator.reader.notify_checkpoint_complete(checkpoint_id)
+        self._reader.notify_checkpoint_complete(checkpoint_id)
