@@ -111,7 +111,7 @@ class FileEnumerator(OpenEnumerator[OpenSplits]):
     def unread(self) -> Sequence[str]:
         files = self._files(needed=False, gone=True)  # files that were read may be deleted
         new = [n for n, (_, i) in files.items() if n not in self._names and not self._known.has_read(n, i)]
-        return [*self._open.unread(), *new]
+        return [*super().unread(), *new]
 
     def finished(self) -> list[str]:
         """Returns the files that are there and were read to the end, as URLs."""

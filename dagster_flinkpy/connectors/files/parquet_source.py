@@ -371,7 +371,7 @@ class _ParquetEnumerator(OpenEnumerator[OpenSplits]):
         return source.bounded is not False and not source.limits and source.max_files_per_epoch is None
 
     def unread(self) -> Sequence[str]:
-        rest = self._open.unread()
+        rest = list(super().unread())
         if not self._store.root_exists():
             return rest  # files that were read may be deleted
         files = self._source.files(self._store)

@@ -271,7 +271,7 @@ class _TableEnumerator(OpenEnumerator[OpenSplits]):
     def unread(self) -> Sequence[str]:
         self._log.refresh()
         after = self._log.latest() if self._at.version is None else self._log.after(self._at.version)
-        return self._open.unread() + ([] if after is None else [f"version {after}"])
+        return [*super().unread(), *([] if after is None else [f"version {after}"])]
 
     def snapshot_state(self) -> Json:
         return {**self._at.to_json(), **super().snapshot_state()}

@@ -203,10 +203,6 @@ class OpenSplits:
                 left.append(SourceSplit(split.split_id, split.properties, stop))
         return left
 
-    def unread(self) -> list[str]:
-        """Returns the names of what stays open, if it was not all planned last."""
-        return [f"the rest of {split.split_id}" for split in self.left()] if self.rest else []
-
     def lag(self, files: int, more: Sequence[int] = ()) -> SourceLag:
         """Returns what stays unread, in so many files that are open, and in those of some sizes that are not yet."""
         size = sum(self._meter.amount(split).bytes or 0 for split in self.left())
@@ -250,9 +246,9 @@ class OpenRanges(dict[Any, SourceSplit]):
             else:
                 self[self._part_of(split)], self.rest = split, True
 
-    def unread(self) -> list[str]:
-        """Returns the names of what stays open, if it was not all planned last."""
-        return [f"the rest of {split.split_id}" for split in self.values()] if self.rest else []
+    def left(self) -> list[SourceSplit]:
+        """Returns what is open."""
+        return list(self.values())
 
     def to_json(self) -> Json:
         """Returns the ranges as a part of a position."""

@@ -67,4 +67,4 @@ class OpenEnumerator(EndingEnumerator, Generic[OpenT]):
         return self._ended and not self._open.rest
 
     def unread(self) -> Sequence[str]:
-        return self._open.unread()
+        return [f"the rest of {split.split_id}" for split in self._open.left()] if self._open.rest else []
