@@ -181,7 +181,7 @@ class FileSource(Source):
 
     @property
     def content_token(self) -> str:
-        return f"{type(self.stream_format).__qualname__} {self.stream_format.charset_name}"  # splits name the versions
+        return repr(self.stream_format)  # with its columns and settings; splits name the versions of files
 
     def create_enumerator(self, restored: Json | None) -> SplitEnumerator:
         return call_registered("file_enumerator", self, restored)

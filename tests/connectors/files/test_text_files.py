@@ -23,6 +23,7 @@ from dagster_flinkpy.datastream.connectors.file_system import FileSource, FileSo
 from dagster_flinkpy.datastream.formats.csv import CsvReaderFormat
 from dagster_flinkpy.datastream.formats.json_lines import JsonLinesReaderFormat
 from dagster_flinkpy.errors import ConfigurationError, InputChangedError, SourceReadError
+from dagster_flinkpy.runtime.master.epochs.static_input import StaticInput
 from dagster_flinkpy.storage import StorageLocation
 from dagster_flinkpy.storage.local import LocalObjectStore
 
@@ -352,6 +353,30 @@ def test_a_bad_line_is_counted_from_the_beginning_of_its_file(tmp_path: Path, sm
     shares = source.create_enumerator(None).plan_epoch(4)
     with pytest.raises(SourceReadError, match=r"line 52 \('x,b'\)"):
         [list(source.read(split)) for share in shares for split in share]
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"null_value": "-"},
+        {"column_separator": ";"},
+        {"use_header": False},
+        {"row_type": Types.ROW_NAMED(["n"], [Types.LONG()])},
+    ],
+)
+def test_static_input_is_read_again_if_its_format_has_changed(tmp_path: Path, changed: dict[str, Any]) -> None:
+    """The rows of the format before stayed in state, although the program reads others."""
+    (tmp_path / "a.csv").write_text("n,s\n1,-\n")
+    before = {"row_type": Types.ROW_NAMED(["n", "s"], [Types.LONG(), Types.STRING()])}
+
+    def static(position: Any, **options: Any) -> StaticInput:
+        return StaticInput(files(CsvReaderFormat.for_row_type(**options), tmp_path).build(), position)
+
+    first = static(None, **before)
+    (planned,) = first.plan_epoch(1)
+    first.on_epoch_read([split.advanced(split.properties["size"], finished=True) for split in planned])
+    assert static(first.snapshot_state(), **before).plan_epoch(1) == [[]]
+    assert static(first.snapshot_state(), **{**before, **changed}).plan_epoch(1) == [planned]
 
 
 @pytest.mark.parametrize(
