@@ -6,6 +6,7 @@ import hashlib
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from functools import cached_property
+from typing import Any
 from urllib.parse import unquote
 
 import pyarrow as pa
@@ -95,7 +96,7 @@ class DeltaLog(TableLog):
                 raise self._vectors(version)
             found = pa.table(table.get_add_actions()).to_pylist()
         for file in found:  # as it is in the log
-            file["partitionValues"] = {n: partition_text(value) for n, value in (file.get("partition") or {}).items()}
+            file["partitionValues"] = {n: _text(value) for n, value in (file.get("partition") or {}).items()}
             file["size"] = file["size_bytes"]
         files = self._files(found)
         return [self._change(file, version, "+I") for file in files] if self._source.change_feed else files
@@ -125,13 +126,14 @@ class DeltaLog(TableLog):
         return sorted(map(self._file, actions), key=lambda file: str(file["path"]))
 
     def _file(self, action: Json) -> Json:
-        path, values, column = action["path"], action.get("partitionValues") or {}, self._source.partition_column
+        path, column = action["path"], self._source.partition_column
+        values = {name: text or None for name, text in (action.get("partitionValues") or {}).items()}  # "" is null
         file = {"path": self._relative(path), "size": action.get("size") or self._size(path), "values": values}
         if column not in values:
             return file
-        value = values[column]
-        is_moment = value and self._by_moments  # empty text is null
-        return {**file, **(window_at(moment_of(value)) if is_moment else {"window": value})}
+        if (value := values[column]) is not None and self._by_moments:
+            return {**file, **window_at(moment_of(value))}
+        return {**file, "window": value}
 
     @cached_property
     def _by_moments(self) -> bool:
@@ -215,6 +217,10 @@ class DeltaLog(TableLog):
             raise InputChangedError(f"cannot read Delta table {self._store.url}: {error}") from error
         except (DeltaError, OSError, StorageError) as error:
             raise SourceReadError(f"cannot read Delta table {self._store.url}: {error}") from error
+
+
+def _text(value: Any) -> str | None:
+    return value.decode() if isinstance(value, bytes) else partition_text(value)
 
 
 def _of_kind(kind: str, actions: list[Json]) -> list[Json]:

@@ -17,8 +17,10 @@ from pyiceberg.table.snapshots import Operation, Snapshot
 from pyiceberg.transforms import IdentityTransform
 from pyiceberg.types import (
     BooleanType,
+    DateType,
     DoubleType,
     FloatType,
+    IcebergType,
     IntegerType,
     LongType,
     StringType,
@@ -138,9 +140,9 @@ class IcebergLog(TableLog):
             raise InputChangedError(f"{self._name} has the file {file.file_path}, which is not Parquet in {folder}")
         values = dict(defaults)
         for position, field in enumerate(table.specs()[file.spec_id].fields):
-            value = file.partition[position]
-            if isinstance(field.transform, IdentityTransform) and isinstance(value, (str, int, bool)):
-                values[table.schema().find_column_name(field.source_id)] = value
+            name = table.schema().find_column_name(field.source_id)
+            if isinstance(field.transform, IdentityTransform) and name is not None:
+                values[name] = _constant(table.schema().find_type(field.source_id), file.partition[position])
         return {
             **self._window(file),
             "path": file.file_path[len(folder) + 1 :],
@@ -235,3 +237,12 @@ class IcebergLog(TableLog):
             ) from error
         except (RESTError, SQLAlchemyError, OSError, StorageError) as error:
             raise SourceReadError(f"cannot read {self._name} of catalog {self._source.catalog!r}: {error}") from error
+
+
+def _constant(kind: IcebergType, value: Any) -> Any:
+    """Returns a partition value as splits have it: as text if JSON has no such value, and bytes in hex."""
+    if isinstance(value, bytes):
+        return {"hex": value.hex()}
+    if value is None or (isinstance(value, (str, int)) and not isinstance(kind, DateType)):
+        return value
+    return IdentityTransform().to_human_string(kind, value)

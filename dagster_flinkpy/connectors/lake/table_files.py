@@ -139,7 +139,8 @@ def _struct(source: TableSource, split: SourceSplit, rows: pa.RecordBatch, colum
         if field.name in columns:
             arrays.append(cast_column(field.name, _filled(rows.column(columns[field.name]), field.type), field.type))
         else:
-            constant = pa.array([constants.get(field.name)])
+            value = constants.get(field.name)
+            constant = pa.array([bytes.fromhex(value["hex"]) if isinstance(value, dict) else value])
             if pa.types.is_string(constant.type) and pa.types.is_timestamp(field.type):
                 # Delta Lake has the same moment with and without a time zone, and the type is known to be the table's.
                 constant = pa.array([moment_of(constant[0].as_py())], pa.timestamp("us", "UTC"))

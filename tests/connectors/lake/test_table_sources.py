@@ -15,6 +15,8 @@ import pyarrow.parquet as pq
 import pytest
 from deltalake import DeltaTable, write_deltalake
 from pyiceberg.catalog.sql import SqlCatalog
+from pyiceberg.manifest import DataFile, DataFileContent, FileFormat
+from pyiceberg.typedef import Record
 
 from dagster_flinkpy.common import Types
 from dagster_flinkpy.common.watermark_strategy import WatermarkStrategy
@@ -25,6 +27,7 @@ from dagster_flinkpy.datastream.connectors.base import SplitEnumerator
 from dagster_flinkpy.datastream.connectors.partitions import TimePartition
 from dagster_flinkpy.errors import ConfigurationError, InputChangedError, TypeMismatchError
 from dagster_flinkpy.testing import run_local
+from tests.connectors.delta.actors import write_version
 from tests.connectors.delta.test_sink import commit as commit_delta
 from tests.connectors.delta.test_sink import opened as delta_of
 from tests.connectors.delta.test_sink import stage as stage_delta
@@ -318,6 +321,85 @@ def test_partition_columns_follow_the_rule(tmp_path: Path) -> None:
         narrow = DeltaSource(str(tmp_path), row_type=Types.ROW_NAMED([name], [kind]))
         with pytest.raises(TypeMismatchError, match=rf"the table in .*: column '{name}' is .* does not become"):
             narrow.create_enumerator(None).plan_epoch(1)
+
+
+@pytest.mark.parametrize(
+    ("kind", "texts", "values"),
+    [
+        ("string", ["x", "", None], ["x", None, None]),
+        ("long", ["1", "", None], [1, None, None]),
+        ("date", ["2026-01-02", ""], [date(2026, 1, 2), None]),
+        ("binary", ["\x01a"], [b"\x01a"]),
+        ("decimal(9,2)", ["1.50"], [Decimal("1.50")]),
+        ("double", ["1e300"], [1e300]),
+        ("boolean", ["true", "false"], [True, False]),
+    ],
+)
+def test_partition_values_in_a_log_are_read_as_delta_lake_has_them(
+    tmp_path: Path, kind: str, texts: list[str | None], values: list[Any]
+) -> None:
+    fields = [
+        {"name": name, "type": each, "nullable": True, "metadata": {}} for name, each in [("n", "long"), ("p", kind)]
+    ]
+    schema = json.dumps({"type": "struct", "fields": fields})
+    facts = {"id": "t", "format": {"provider": "parquet", "options": {}}, "configuration": {}}
+    write_version(
+        tmp_path,
+        {"protocol": {"minReaderVersion": 1, "minWriterVersion": 2}},
+        {"metaData": {**facts, "schemaString": schema, "partitionColumns": ["p"]}},
+    )
+    source = DeltaSource(str(tmp_path), bounded=False)
+    begun = source.create_enumerator(None)
+    assert begun.plan_epoch(1) == [[]]
+    for number, text in enumerate(texts):
+        file = tmp_path / f"{number}.parquet"
+        pq.write_table(pa.table({"n": [number]}), file)
+        add = {"path": file.name, "partitionValues": {"p": text}, "size": file.stat().st_size, "modificationTime": 0}
+        write_version(tmp_path, {"add": {**add, "dataChange": True}})
+    for enumerator in (begun, source.create_enumerator(None)):  # what is added, and the table as it is now
+        [splits] = enumerator.plan_epoch(1)
+        rows = [row for split in splits for column, _ in source.read(split) for row in column.to_pylist()]
+        assert [row["p"] for row in rows] == values
+
+
+@pytest.mark.parametrize(
+    ("kind", "value", "stored"),
+    [
+        (pa.date32(), date(2026, 1, 2), 20455),
+        (pa.decimal128(9, 2), Decimal("1.50"), Decimal("1.50")),
+        (pa.float64(), 1.5, 1.5),
+        (pa.binary(), b"\x01\xff", b"\x01\xff"),
+        (pa.uuid(), str(uuid.UUID(int=5)), uuid.UUID(int=5)),
+        (pa.timestamp("us"), datetime(2026, 1, 2), 1_767_312_000_000_000),
+        (pa.string(), "", ""),
+        (pa.int64(), None, None),
+    ],
+)
+def test_files_of_iceberg_may_lack_the_columns_by_which_the_table_is_partitioned(
+    tmp_path: Path, kind: pa.DataType, value: Any, stored: Any
+) -> None:
+    properties = {"type": "sql", "uri": f"sqlite:///{tmp_path}/catalog.db"}
+    catalog = SqlCatalog("default", **properties)
+    catalog.create_namespace("db")
+    folder = f"file://{tmp_path}/t"
+    table = catalog.create_table("db.t", pa.schema([("n", pa.int64()), ("p", kind)]), location=folder)
+    with table.update_spec() as spec:
+        spec.add_identity("p")
+    pq.write_table(pa.table({"n": [1]}), tmp_path / "t" / "f.parquet")
+    file = DataFile.from_args(
+        content=DataFileContent.DATA,
+        file_path=f"{folder}/f.parquet",
+        file_format=FileFormat.PARQUET,
+        partition=Record(stored),
+        record_count=1,
+        file_size_in_bytes=(tmp_path / "t" / "f.parquet").stat().st_size,
+        spec_id=table.spec().spec_id,
+    )
+    with table.transaction() as transaction, transaction.update_snapshot().fast_append() as snapshot:
+        snapshot.append_data_file(file)
+    source = IcebergSource("db.t", f"{tmp_path}/t", properties=properties)
+    [[split]] = source.create_enumerator(None).plan_epoch(1)
+    assert [column.to_pylist() for column, _ in source.read(split)] == [[{"n": 1, "p": value}]]
 
 
 @pytest.mark.parametrize(("zone", "kind"), [(None, None), ("UTC", None), ("UTC", Types.INSTANT())])
