@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from decimal import Decimal, InvalidOperation
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.json as pa_json
@@ -117,9 +118,13 @@ class _JsonDecoder:
     def __call__(self, messages: Messages) -> pa.Array:
         if self._columnar and messages and None not in messages:
             # No string of JSON has a line break, so one between values can become a space.
-            lines = b"\n".join([message.replace(b"\n", b" ") for message in messages if message is not None])
+            texts = [message.replace(b"\n", b" ") for message in messages if message is not None]
+            lines = b"\n".join(texts)
+            if not _are_objects(lines, len(messages)):
+                lines = b"\n".join([text.strip(b" \t\r") for text in texts])
             try:
-                return self._read(lines, len(messages))
+                if _are_objects(lines, len(messages)):
+                    return self._read(lines, len(messages))
             except ValueError:  # such as ArrowInvalid
                 pass  # said below, with the message
         return self._one_by_one(messages)
@@ -162,6 +167,20 @@ class _JsonDecoder:
 
     def _converted(self, column: pa.Array) -> pa.Array:
         return from_text("record", column, self._type.arrow_type)
+
+
+def _are_objects(lines: bytes, count: int) -> bool:
+    """Returns whether each line begins and ends as an object does.
+
+    Then, if all of them are JSON, each is some whole objects: as many objects as lines are one for each.
+    """
+    if lines[:1] != b"{" or lines[-1:] != b"}":
+        return False
+    # characters: uint8, one a byte. breaks: int64, the positions of line ends in them.
+    characters = np.frombuffer(lines, np.uint8)
+    breaks = np.flatnonzero(characters == ord("\n"))
+    ends, begins = characters[breaks - 1] == ord("}"), characters[breaks + 1] == ord("{")
+    return len(breaks) == count - 1 and bool(ends.all() and begins.all())
 
 
 def _in_columns(type_info: TypeInformation) -> bool:

@@ -75,6 +75,18 @@ def test_a_message_that_is_no_such_object_is_named_or_skipped(bad: bytes) -> Non
     assert [each and each["n"] for each in found] == [1, None, 2]
 
 
+@pytest.mark.parametrize(
+    "messages",
+    [[b'{"n": 1} {"n": 2}', b""], [b" ", b'{"n": 1}{"n": 2}'], [b'{"n":', b'1}{"n": 2}'], [b'{"n": 1}{"n":', b"2}"]],
+)
+def test_a_message_gets_nothing_of_its_neighbours(messages: list[bytes]) -> None:
+    """There are as many objects as messages, and each message had one, of another message."""
+    with pytest.raises(UndecodableMessage) as raised:
+        decoded(json_schema(), b'{"n": 0}', *messages)
+    assert raised.value.index == 1
+    assert decoded(json_schema(FLAT, "ignore_parse_errors"), *messages) == [None, None]
+
+
 def test_both_parsers_agree(monkeypatch: pytest.MonkeyPatch) -> None:
     kind = Types.ROW_NAMED(
         ["i", "l", "r"], [Types.SHORT(), Types.LIST(Types.LONG()), Types.ROW_NAMED(["f"], [Types.FLOAT()])]
