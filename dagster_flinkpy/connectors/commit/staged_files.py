@@ -358,7 +358,8 @@ class StagedFileCommitter(Staged, Committer):
     def check_replaceable(self, after: int, before: int) -> None:
         for info in self._store.list():
             name = info.key.rpartition("/")[2]
-            if written_by(name) is None and not name.startswith(("_", ".")):
+            known = written_by(name) or self._names.replaced_checkpoint(name)  # its prefix may have a dot
+            if known is None and not name.startswith(("_", ".")):
                 raise ConfigurationError(
                     f"{self._store.url} has files of others, such as {info.key}, and its rows may have been moved into "
                     "one, as a compaction does. If that is not so, move these away until the rows are replaced"

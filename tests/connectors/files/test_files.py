@@ -156,11 +156,11 @@ def context(subtask: int = 0, checkpoint: int = 1) -> WriterInitContext:
     return WriterInitContext("job", "sink", subtask, 1, checkpoint, f"try{subtask}")
 
 
-def sink_into(folder: Path, policy: RollingPolicy | None = None) -> FileSink:
+def sink_into(folder: Path, policy: RollingPolicy | None = None, prefix: str = "pre") -> FileSink:
     return (
         FileSink.for_row_format(str(folder), Encoder.simple_string_encoder())
         .with_bucket_assigner(BucketAssigner.base_path_bucket_assigner())
-        .with_output_file_config(OutputFileConfig.builder().with_part_prefix("pre").with_part_suffix(".txt").build())
+        .with_output_file_config(OutputFileConfig.builder().with_part_prefix(prefix).with_part_suffix(".txt").build())
         .with_rolling_policy(policy or RollingPolicy.on_checkpoint_rolling_policy())
         .build()
     )
@@ -186,6 +186,23 @@ def test_files_are_visible_after_the_commit_only_and_once(tmp_path: Path) -> Non
     assert [p.read_text() for p in visible(tmp_path)] == ["a\nü\n"]
     assert commit(committer, requests) == 1
     assert len(visible(tmp_path)) == 1
+
+
+@pytest.mark.parametrize("prefix", ["pre", "pre-v1.2"])
+def test_epochs_that_are_read_again_replace_their_files(tmp_path: Path, prefix: str) -> None:
+    sink = sink_into(tmp_path, prefix=prefix)
+    committer = sink.create_committer(CommitterInitContext("job", "sink", 1))
+    for checkpoint in (1, 2, 3):
+        writer = sink.create_writer(context(checkpoint=checkpoint), Types.STRING())
+        writer.write(pa.array([f"{checkpoint}"]))
+        requests = [CommitRequest(checkpoint, 0, each) for each in writer.prepare_commit()]
+        if checkpoint < 3:
+            commit(committer, requests)
+    commit_requests(committer, requests, "sink", replaced=(1, 3))
+    assert [path.read_text() for path in visible(tmp_path)] == ["1\n", "3\n"]
+    (tmp_path / "theirs.txt").write_text("")
+    with pytest.raises(ConfigurationError, match=r"files of others, such as theirs\.txt"):
+        committer.check_replaceable(1, 3)
 
 
 def test_a_full_file_is_followed_by_another(tmp_path: Path) -> None:
