@@ -43,7 +43,7 @@ class DeltaCommitter(LakeCommitter[DeltaTable]):
         self._sink, self._table = sink, DeltaTarget(sink, context, self.change)
         self._counted: tuple[int, int | None] | None = None
         """A checkpoint, and how many files the sink had added before it."""
-        super().__init__(sink, context, self._table, self._table)
+        super().__init__(sink, context, self._table)
 
     def _change(self, table: DeltaTable, checkpoint: StagedCheckpoint) -> Any:
         """Checks that the table has the columns of older files."""

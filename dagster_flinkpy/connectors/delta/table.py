@@ -15,7 +15,7 @@ from dagster_flinkpy.connectors.commit.checkpoint_committer import StagedCheckpo
 from dagster_flinkpy.connectors.delta.entries import check_log, entries, entry_name
 from dagster_flinkpy.connectors.delta.rules import Change, check_rules
 from dagster_flinkpy.connectors.delta.sink import DeltaSink
-from dagster_flinkpy.connectors.lake.committer import LOOKS, LakeLog, LakeTarget
+from dagster_flinkpy.connectors.lake.committer import LOOKS, LakeTarget
 from dagster_flinkpy.datastream.connectors.base import CommitterInitContext
 from dagster_flinkpy.errors import CommittableLostError, ConfigurationError, StorageError
 from dagster_flinkpy.storage import StorageLocation
@@ -29,7 +29,7 @@ _VERSIONS = 50
 _CLOCK_SKEW_MS = 3_600_000
 
 
-class DeltaTarget(LakeTarget[DeltaTable], LakeLog[DeltaTable]):
+class DeltaTarget(LakeTarget[DeltaTable]):
     """The table of a sink, whose log tells which checkpoints it has."""
 
     def __init__(self, sink: DeltaSink, context: CommitterInitContext, change: Change) -> None:

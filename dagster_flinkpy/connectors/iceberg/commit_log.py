@@ -19,7 +19,7 @@ from pyiceberg.table.snapshots import Snapshot
 from dagster_flinkpy.common.clock import current_millis
 from dagster_flinkpy.connectors.commit.checkpoint_committer import StagedCheckpoint
 from dagster_flinkpy.connectors.iceberg.sink import IcebergSink
-from dagster_flinkpy.connectors.lake.committer import LakeLog
+from dagster_flinkpy.connectors.lake.committer import LakeTarget
 from dagster_flinkpy.datastream.connectors.base import CommitterInitContext
 from dagster_flinkpy.errors import CommittableLostError, ConfigurationError, SinkCommitError
 from dagster_flinkpy.json_records import JsonRecord
@@ -50,11 +50,11 @@ class _Committed(JsonRecord, omit_defaults=True):
     """Id and time of the snapshot to which the latest commit has led, unless the branch is ``main``."""
 
 
-class CommitLog(LakeLog[Table]):
+class CommitLog(LakeTarget[Table]):
     """Which checkpoints of a job and sink are in a branch of a table."""
 
     def __init__(self, context: CommitterInitContext, sink: IcebergSink) -> None:
-        self._context, self._what, self._branch = context, sink.what, sink.branch
+        self._context, self._sink, self._branch = context, sink, sink.branch
         names = (context.job_id, context.uid, *(() if sink.branch == MAIN_BRANCH else (sink.branch,)))
         self._ours = {_JOB: context.job_id, _UID: context.uid}
         self._name = f"flinkpy.committed.{'.'.join(map(_quoted, names))}"
@@ -65,7 +65,7 @@ class CommitLog(LakeLog[Table]):
             return None if text is None else _Committed.from_json(json.loads(text))
         except ValueError as error:
             raise SinkCommitError(
-                f"property {self._name!r} of {self._what} was changed, so that nobody knows what sink "
+                f"property {self._name!r} of {self._sink.what} was changed, so that nobody knows what sink "
                 f"{self._context.uid!r} has committed: {text:.200}. Remove it if the snapshots of the last checkpoints "
                 "still exist."
             ) from error
@@ -156,10 +156,10 @@ class CommitLog(LakeLog[Table]):
 
     def _unknown_start(self, origin: str, last: int, branch: str, what: str) -> ConfigurationError:
         return ConfigurationError(
-            f"{self._what} cannot be created: the job begins with the state of checkpoint {last} of job {origin!r}, "
-            f"which {what}. No snapshot is known to have all rows up to then, and none after. Create it yourself at a "
-            f"snapshot of {branch!r} without rows of later checkpoints of {origin!r}, or begin with its latest "
-            "checkpoint"
+            f"{self._sink.what} cannot be created: the job begins with the state of checkpoint {last} of job "
+            f"{origin!r}, which {what}. No snapshot is known to have all rows up to then, and none after. Create it "
+            f"yourself at a snapshot of {branch!r} without rows of later checkpoints of {origin!r}, or begin with its "
+            "latest checkpoint"
         )
 
     def _said(self, table: Table, branch: str) -> list[tuple[Snapshot, str, int]]:
@@ -198,7 +198,7 @@ class CommitLog(LakeLog[Table]):
         number = checkpoint.checkpoint_id
         raise CommittableLostError.of(
             number,
-            f"cannot tell whether {self._what} has the rows that sink {self._context.uid!r} staged for checkpoint "
+            f"cannot tell whether {self._sink.what} has the rows that sink {self._context.uid!r} staged for checkpoint "
             f"{number}: its snapshots of that time have expired, and its property {self._name!r} begins later. Look "
             "for them",
         )
@@ -232,7 +232,7 @@ class CommitLog(LakeLog[Table]):
         recent = self._recent(table)
         if len(recent) == _RECENT and recent[0][2] >= since_ms:
             raise SinkCommitError(
-                f"{self._what} got {_RECENT} commits of sink {self._context.uid!r} since this attempt "
+                f"{self._sink.what} got {_RECENT} commits of sink {self._context.uid!r} since this attempt "
                 "has begun, and not that of its last checkpoint: another attempt runs the job. Nothing was deleted."
             )
 

@@ -42,7 +42,6 @@ from sqlalchemy.exc import SQLAlchemyError
 from dagster_flinkpy.connectors.commit.checkpoint_committer import StagedCheckpoint
 from dagster_flinkpy.connectors.commit.staged_files import partition_values
 from dagster_flinkpy.connectors.commit.staged_rows import RowFile
-from dagster_flinkpy.connectors.iceberg.commit_log import CommitLog
 from dagster_flinkpy.connectors.iceberg.sink import IcebergSink
 from dagster_flinkpy.connectors.iceberg.table import (
     NAME_MAPPING,
@@ -78,8 +77,8 @@ class IcebergCommitter(LakeCommitter[Table]):
     _advice: ClassVar[str] = ". Check the settings of the catalog."
 
     def __init__(self, sink: IcebergSink, context: CommitterInitContext) -> None:
-        self._sink, self._table, self._log = sink, IcebergTarget(sink, context), CommitLog(context, sink)
-        super().__init__(sink, context, self._table, self._log)
+        self._sink, self._table = sink, IcebergTarget(sink, context)
+        super().__init__(sink, context, self._table)
         self._is_branch = sink.branch != MAIN_BRANCH
         self._latest: tuple[int, str] | None = None
         """The checkpoint that was committed last, as this attempt knows, and its digest."""
@@ -87,8 +86,8 @@ class IcebergCommitter(LakeCommitter[Table]):
     def _checked(self, table: Table) -> Table:
         table = super()._checked(table)
         if self._latest is None:
-            self._latest = self._log.latest(table)
-        elif not self._log.has_recently(table, self._latest[1]):
+            self._latest = self._table.latest(table)
+        elif not self._table.has_recently(table, self._latest[1]):
             raise ConfigurationError(
                 f"{self._what} does not have the rows of checkpoint {self._latest[0]} any more: it was restored from a "
                 "backup, rolled back or made anew. Running again adds rows to what is there now"
@@ -122,7 +121,7 @@ class IcebergCommitter(LakeCommitter[Table]):
         branch = self._sink.branch
         if branch in (MAIN_BRANCH, *table.refs()):
             return table.snapshot_by_name(branch)
-        start = self._log.start(table)
+        start = self._table.start(table)
         return table.current_snapshot() if start is None else table.snapshot_by_id(start)
 
     def _remove(self, table: Table, files: Sequence[DataFile], checkpoint_id: int) -> None:
@@ -137,7 +136,7 @@ class IcebergCommitter(LakeCommitter[Table]):
     ) -> None:
         transaction, written, branch = Transaction(table), self._written(), self._sink.branch
         if change.added or change.removed:
-            update = transaction.update_snapshot(self._log.summary(checkpoint_id, digest), branch=branch)
+            update = transaction.update_snapshot(self._table.summary(checkpoint_id, digest), branch=branch)
             with update.overwrite() if change.removed else update.merge_append() as producer:
                 for file in change.removed:
                     producer.delete_data_file(file)
@@ -146,7 +145,7 @@ class IcebergCommitter(LakeCommitter[Table]):
         head, ids = transaction.table_metadata.snapshot_by_name(branch), column_ids(table, written)
         mine = sum(self._names.checkpoint(file.file_path) is not None for file in change.removed)
         files = len(change.added) - mine
-        properties = self._log.properties(table, checkpoint_id, digest, list(partitions), ids, head, files)
+        properties = self._table.properties(table, checkpoint_id, digest, list(partitions), ids, head, files)
         if (mapping := name_mapping(table, written)) is not None:
             properties[NAME_MAPPING] = mapping
         transaction.set_properties(properties)
@@ -198,10 +197,10 @@ class IcebergPartitionCommitter(IcebergCommitter, PartitionReplacement[Table]):
         return list(found.values())
 
     def _replaced_by(self, table: Table, partition: str | None, checkpoint_id: int, since_ms: int) -> int | None:
-        return self._log.replaced_by(table, partition, checkpoint_id, since_ms)
+        return self._table.replaced_by(table, partition, checkpoint_id, since_ms)
 
     def _empty(self, table: Table, partition: str | None, checkpoint_id: int) -> int:
-        self._log.check_reaches_back(table, self._since_ms)
+        self._table.check_reaches_back(table, self._since_ms)
         removed = self._files_of(table, [partition])
         if removed:
             self._add(table, _Change(removed=removed), checkpoint_id, f"{checkpoint_id}-{partition}", [partition])

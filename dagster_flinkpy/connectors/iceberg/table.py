@@ -24,7 +24,6 @@ from sqlalchemy.exc import IntegrityError, OperationalError, ProgrammingError
 from dagster_flinkpy.connectors.files.parquet_table import table_schema
 from dagster_flinkpy.connectors.iceberg.commit_log import CommitLog
 from dagster_flinkpy.connectors.iceberg.sink import IcebergSink
-from dagster_flinkpy.connectors.lake.committer import LakeTarget
 from dagster_flinkpy.datastream.connectors.base import CommitterInitContext
 from dagster_flinkpy.errors import ConfigurationError, StorageError
 from dagster_flinkpy.storage import StorageLocation
@@ -48,12 +47,12 @@ NAME_MAPPING = "schema.name-mapping.default"
 _TRIES = 5
 
 
-class IcebergTarget(LakeTarget[Table]):
+class IcebergTarget(CommitLog):
     """The table of a sink, and its branch."""
 
     def __init__(self, sink: IcebergSink, context: CommitterInitContext) -> None:
-        self._sink, self._context = sink, context
-        self._what, self._log = f"Iceberg table {sink.table!r}", CommitLog(context, sink)
+        super().__init__(context, sink)
+        self._what = f"Iceberg table {sink.table!r}"
         self._found: Table | None = None
         """The table as it was found or created. It can be another one later."""
 
@@ -142,11 +141,11 @@ class IcebergTarget(LakeTarget[Table]):
         branch, refs = self._sink.branch, table.refs()
         if branch in (MAIN_BRANCH, *refs):
             return table
-        transaction, start = Transaction(table), self._log.start(table)
+        transaction, start = Transaction(table), self.start(table)
         if MAIN_BRANCH not in refs:  # a branch needs a snapshot
             with transaction.update_snapshot().fast_append():
                 pass
-        self._log.forget(transaction)
+        self.forget(transaction)
         if start is None:
             start = transaction.table_metadata.refs[MAIN_BRANCH].snapshot_id
         creation = SetSnapshotRefUpdate(ref_name=branch, type=SnapshotRefType.BRANCH, snapshot_id=start)
@@ -161,7 +160,7 @@ class IcebergTarget(LakeTarget[Table]):
     def _check_branch(self, table: Table) -> None:
         ref = table.refs().get(self._sink.branch)
         if ref is None and self._sink.branch != MAIN_BRANCH:
-            last = self._log.last_snapshot(table)
+            last = self.last_snapshot(table)
             at = "" if last is None else f" at its last snapshot, {last[0]} or one after it"
             raise ConfigurationError(
                 f"{self._sink.what} does not exist any more: it was removed, or has expired. Create it again{at}"
@@ -215,7 +214,7 @@ class IcebergTarget(LakeTarget[Table]):
 
     def _check_ids(self, table: Table) -> None:
         """Checks that the columns are the ones that were written before: files have their names only."""
-        known = self._log.columns(table)
+        known = self.columns(table)
         if self._found is not None:
             known = known | column_ids(self._found, self.schema.names)
         now = {field_id: table.schema().find_column_name(field_id) for field_id in known.values()}

@@ -31,7 +31,7 @@ from dagster_flinkpy.datastream.connectors.base import CommitterInitContext
 from dagster_flinkpy.errors import CommittableLostError, ConfigurationError, SinkCommitError, StorageError
 from dagster_flinkpy.storage.ranged_file import RangedFile
 
-__all__ = ["LOOKS", "LakeCommitter", "LakeLog", "LakeTarget", "PartitionReplacement", "without"]
+__all__ = ["LOOKS", "LakeCommitter", "LakeTarget", "PartitionReplacement", "without"]
 
 LOOKS = 10
 """How often a commit looks at a table that others change."""
@@ -43,7 +43,7 @@ TableT = TypeVar("TableT")
 
 
 class LakeTarget(ABC, Generic[TableT]):
-    """The table of a sink."""
+    """The table of a sink, and what it tells of the commits of a job and sink."""
 
     @property
     @abstractmethod
@@ -74,10 +74,6 @@ class LakeTarget(ABC, Generic[TableT]):
             ConfigurationError: It is another one, or does not take them.
         """
 
-
-class LakeLog(ABC, Generic[TableT]):
-    """What a table tells of the commits of a job and sink."""
-
     @abstractmethod
     def has(self, table: TableT, checkpoint: StagedCheckpoint) -> bool:
         """Returns whether a table has the rows of a checkpoint. They were staged before they were added.
@@ -103,10 +99,8 @@ class LakeCommitter(CheckpointCommitter, Generic[TableT]):
     _is_branch = False
     """Whether it writes to a branch, which began with rows of others."""
 
-    def __init__(
-        self, sink: LakeSink, context: CommitterInitContext, target: LakeTarget[TableT], commits: LakeLog[TableT]
-    ) -> None:
-        self._target, self._commits = target, commits
+    def __init__(self, sink: LakeSink, context: CommitterInitContext, target: LakeTarget[TableT]) -> None:
+        self._target = target
         self._store, self._names = sink.location.open(), FileNames(context)
         self._files = StagedFileCommitter(self._store, context)
         self._rows = StagedRows(sink.staged.location, context) if sink.key else None
@@ -126,7 +120,7 @@ class LakeCommitter(CheckpointCommitter, Generic[TableT]):
             # 1. Look at the newest version of the table.
             table = self._target.open(create=create)
             # 2. Is the checkpoint in it, or a later one in its place?
-            if self._commits.has(table, checkpoint):
+            if self._target.has(table, checkpoint):
                 return False
             self._check_newest(table, checkpoint)
             # 3. Is it the table that it was, and does it take the rows?
@@ -200,7 +194,7 @@ class LakeCommitter(CheckpointCommitter, Generic[TableT]):
                 others = path
             elif checkpoint_id is None and self._is_branch:
                 self._check_inherited(*writer, after, before)
-        if others is not None and (self._context.ancestors or mine != self._commits.added_files(table)):
+        if others is not None and (self._context.ancestors or mine != self._target.added_files(table)):
             raise ConfigurationError(
                 f"{self._what} has files of others, such as {others}, and not all that this sink has added, or the "
                 "job with whose state it began, as far as is known: somebody has rewritten or deleted some, as a "
@@ -253,7 +247,7 @@ class LakeCommitter(CheckpointCommitter, Generic[TableT]):
     def last_committed(self) -> int | None:
         with self._reaching():
             table = self._target.try_open()
-            return 0 if table is None else self._commits.last(table)
+            return 0 if table is None else self._target.last(table)
 
     def _footers(self, files: Sequence[RowFile]) -> Iterator[tuple[RowFile, pq.FileMetaData]]:
         """Returns files with their footers, of which several are read at a time."""

@@ -165,17 +165,11 @@ class Scan:
         conditions = [self.within(after, None)]
         if before is not None:
             conditions.append(sql.SQL("{} < {}").format(self._first, self._literal(before, self._kinds[0])))
-        statement = sql.SQL("SELECT {} FROM {} WHERE {} ORDER BY {} LIMIT 1").format(
-            self._texts, self.table, sql.SQL(" AND ").join(conditions), self._order("DESC")
-        )
-        return self._value(statement)
+        return self._value_at(conditions, "DESC")
 
     def nth(self, after: Value | None, through: Value, number: int) -> Value | None:
         """Returns the value of a row within a range, counted from 0, or None if there are fewer rows."""
-        statement = sql.SQL("SELECT {} FROM {} WHERE {} ORDER BY {} OFFSET {} LIMIT 1").format(
-            self._texts, self.table, self.within(after, through), self._order("ASC"), sql.Literal(number)
-        )
-        return self._value(statement)
+        return self._value_at([self.within(after, through)], "ASC", number)
 
     def beyond(self, after: Value | None, through: Value, size: int) -> Value | None:
         """Returns the value with which the rows of a range have more bytes than a size, or None if they never have.
@@ -194,10 +188,13 @@ class Scan:
 
     def before(self, after: Value | None, value: Value) -> Value | None:
         """Returns the last value of a range that is less than a value, or None if there is none."""
-        statement = sql.SQL("SELECT {} FROM {} WHERE {} AND {} < {} ORDER BY {} LIMIT 1").format(
-            self._texts, self.table, self.within(after, None), self._key, self._row(value), self._order("DESC")
-        )
-        return self._value(statement)
+        less = sql.SQL("{} < {}").format(self._key, self._row(value))
+        return self._value_at([self.within(after, None), less], "DESC")
+
+    def _value_at(self, conditions: Sequence[sql.Composable], direction: str, offset: int = 0) -> Value | None:
+        among, order = sql.SQL(" AND ").join(conditions), self._order(direction)
+        statement = sql.SQL("SELECT {} FROM {} WHERE {} ORDER BY {} OFFSET {} LIMIT 1")
+        return self._value(statement.format(self._texts, self.table, among, order, sql.Literal(offset)))
 
     def _value(self, statement: sql.Composed) -> Value | None:
         found = self.connection.execute(statement).fetchone()
