@@ -104,6 +104,15 @@ mutation($params: LaunchBackfillParams!) {
   }
 }
 """
+AGAIN = """
+mutation($params: ReexecutionParams!) {
+  reexecutePartitionBackfill(reexecutionParams: $params) {
+    __typename
+    ... on LaunchBackfillSuccess { backfillId }
+    ... on Error { message }
+  }
+}
+"""
 
 CHECKS = """
 {
@@ -218,8 +227,15 @@ class Daemon:
         }
         if config:
             params["runConfigData"] = {"ops": {"demo": {"config": config}}}
-        answer = execute_dagster_graphql(self.workspace.create_request_context(), LAUNCH, {"params": params})
-        launched = answer.data["launchPartitionBackfill"]
+        return self._launched(LAUNCH, params)
+
+    def again(self, backfill: PartitionBackfill) -> PartitionBackfill:
+        """Executes a backfill again from its failure, as the UI does."""
+        return self._launched(AGAIN, {"parentRunId": backfill.backfill_id, "strategy": "FROM_FAILURE"})
+
+    def _launched(self, mutation: str, params: dict[str, Any]) -> PartitionBackfill:
+        answer = execute_dagster_graphql(self.workspace.create_request_context(), mutation, {"params": params})
+        (launched,) = answer.data.values()
         assert launched["__typename"] == "LaunchBackfillSuccess", launched
         backfill = self._backfill(launched["backfillId"])
         for _ in range(3 * len(KEYS)):
@@ -435,6 +451,22 @@ def test_nothing_follows_a_partition_that_failed(daemon: Daemon) -> None:
     first, second, _ = daemon.runs(failed)
     assert f"comes after {KEYS[0]}, which run {first.run_id} of this backfill has not completed" in daemon.said(second)
     assert daemon.table() == {}
+
+
+@pytest.mark.parametrize("policy", [SINGLE, EACH], ids=["single", "each"])
+def test_a_backfill_that_is_executed_again_from_its_failure_goes_on_where_it_was(
+    daemon: Daemon, policy: BackfillPolicy
+) -> None:
+    """Dagster gives the new backfill the config of the old one, which is for its first partition."""
+    daemon.deploy(policy, poison="c")
+    failed = daemon.backfill(KEYS[:4], start_empty=True)
+    assert failed.status == BulkActionStatus.COMPLETED_FAILED
+    assert daemon.table() == straight_run(KEYS[:2])
+    daemon.deploy(policy)
+    again = daemon.again(failed)
+    assert ranges(daemon.runs(again))[0][0] == KEYS[2]
+    assert again.status == BulkActionStatus.COMPLETED_SUCCESS
+    assert daemon.table() == straight_run(KEYS[:4])
 
 
 def test_a_backfill_with_a_gap_goes_on_behind_it_from_what_is_there(daemon: Daemon) -> None:

@@ -20,8 +20,10 @@ from dagster_flinkpy.datastream.connectors.partitions import TimePartition
 from dagster_flinkpy.errors import RestoreError
 from dagster_flinkpy.orchestration.dagster_internals import (
     ASSET_PARTITION_RANGE_END_TAG,
+    ASSET_PARTITION_RANGE_START_TAG,
     BACKFILL_ID_TAG,
     PARTITION_NAME_TAG,
+    ROOT_BACKFILL_ID_TAG,
     ROOT_RUN_ID_TAG,
 )
 from dagster_flinkpy.orchestration.flink_job import FlinkJob
@@ -61,7 +63,7 @@ def continues_backfill(
 ) -> bool:
     """Returns whether an earlier run of the same backfill made this run's start state. Call it in the step.
 
-    A run that repeats one of a backfill, which a person, Dagster or the restart sensor has started, belongs to it, too.
+    What repeats a backfill, or a run of it, belongs to it, too: a person, Dagster or the restart sensor has started it.
     It waits for the backfill's runs over earlier partitions. If sources are selected, Dagster starts the runs one after
     the other, because a source depends on its own previous partition. Without sources it starts all of them at once.
 
@@ -92,7 +94,7 @@ def continues_backfill(
         ended = {record.dagster_run.run_id: record.end_time or 0.0 for record in records}
         others = [record.dagster_run for record in records if record.dagster_run.run_id != run.run_id]
         ours = [other for other in others if works_on(instance, other, job.job_id, keys)]
-        last = {other.run_id: time_partition(partitions_def, _last_partition(other)) for other in ours}
+        last = {other.run_id: time_partition(partitions_def, _range_of(other)[1]) for other in ours}
         earlier = [other for other in ours if last[other.run_id].ordinal < first.ordinal]
         open_runs = [other for other in earlier if not other.is_finished]
         if not open_runs:
@@ -120,15 +122,17 @@ def continues_backfill(
             f"partition {first.key} comes after {last[lost].key}, which run {lost} of this backfill has not completed: "
             "run both again, in order"
         )
-    return False
+    # One that was to read this partition, too, began with the config, and has ended amid its partitions.
+    began = [time_partition(partitions_def, _range_of(other)[0]) for other in ours if other not in earlier]
+    return any(each.ordinal < first.ordinal for each in began)
 
 
 def _backfill_of(instance: DagsterInstance, run: DagsterRun) -> str | None:
-    """Returns the id of the backfill of a run, or of the first run that it repeats.
+    """Returns the id of the backfill of a run, or of the first backfill or run that it repeats.
 
-    Dagster tags what is executed again only until the backfill has ended, and the restart sensor tags nothing.
+    Dagster tags runs that are executed again only until the backfill has ended, and the restart sensor tags nothing.
     """
-    while (backfill := run.tags.get(BACKFILL_ID_TAG)) is None:
+    while (backfill := run.tags.get(ROOT_BACKFILL_ID_TAG) or run.tags.get(BACKFILL_ID_TAG)) is None:
         first = run.root_run_id or run.tags.get(FIRST_TRY_TAG)
         before = instance.get_run_by_id(first) if first else None
         if before is None or before.run_id == run.run_id:
@@ -138,11 +142,14 @@ def _backfill_of(instance: DagsterInstance, run: DagsterRun) -> str | None:
 
 
 def _runs_of(instance: DagsterInstance, backfill: str) -> list[RunRecord]:
-    """Returns the runs of a backfill, and those that repeat them, the newest first."""
-    found = {r.dagster_run.run_id: r for r in instance.get_run_records(RunsFilter(tags={BACKFILL_ID_TAG: backfill}))}
-    for tag in (ROOT_RUN_ID_TAG, FIRST_TRY_TAG) if (ids := [*found]) else ():
-        for record in instance.get_run_records(RunsFilter(tags={tag: ids})):
-            found[record.dagster_run.run_id] = record
+    """Returns the runs of a backfill, of those that repeat it, and those that repeat them, the newest first."""
+
+    def tagged(tag: str, value: str | list[str]) -> dict[str, RunRecord]:
+        return {each.dagster_run.run_id: each for each in instance.get_run_records(RunsFilter(tags={tag: value}))}
+
+    found = tagged(BACKFILL_ID_TAG, backfill) | tagged(ROOT_BACKFILL_ID_TAG, backfill)
+    if found:
+        found |= tagged(ROOT_RUN_ID_TAG, [*found]) | tagged(FIRST_TRY_TAG, [*found])
     return sorted(found.values(), key=lambda record: record.storage_id, reverse=True)
 
 
@@ -162,5 +169,8 @@ def _refuse_dead(instance: DagsterInstance, job: FlinkJob, ahead: DagsterRun, si
         )
 
 
-def _last_partition(run: DagsterRun) -> str:
-    return run.tags.get(PARTITION_NAME_TAG) or run.tags[ASSET_PARTITION_RANGE_END_TAG]
+def _range_of(run: DagsterRun) -> tuple[str, str]:
+    """Returns the first and the last partition of a run."""
+    if one := run.tags.get(PARTITION_NAME_TAG):
+        return one, one
+    return run.tags[ASSET_PARTITION_RANGE_START_TAG], run.tags[ASSET_PARTITION_RANGE_END_TAG]
