@@ -12,6 +12,7 @@ from dagster import AssetKey, DagsterInstance, Definitions, ExecuteInProcessResu
 
 from dagster_flinkpy.checkpoint.store import CompletedCheckpointStore
 from dagster_flinkpy.orchestration import build_flink_jobs, flink_assets
+from dagster_flinkpy.orchestration.runs.runs_of_job import FIRST_TRY_TAG
 from tests.orchestration.programs import Count, word_count
 
 pytestmark = [pytest.mark.spark, pytest.mark.usefixtures("one_server")]
@@ -37,10 +38,11 @@ class Deployment:
         job = self.definitions(function or Count()).resolve_implicit_global_asset_job_def()
         return job.execute_in_process({"ops": {"words": {"config": config}}}, self._instance, raise_on_error=False)
 
-    def run_job(self, name: str, **config: Any) -> ExecuteInProcessResult:
+    def run_job(self, name: str, *, first_try: str | None = None, **config: Any) -> ExecuteInProcessResult:
         job = self.definitions(Count()).resolve_job_def(name)
         [op] = job.nodes
-        return job.execute_in_process({"ops": {op.name: {"config": config}}}, self._instance)
+        tags = {} if first_try is None else {FIRST_TRY_TAG: first_try}
+        return job.execute_in_process({"ops": {op.name: {"config": config}}}, self._instance, tags=tags)
 
     def rows(self) -> list[tuple[str, int]]:
         tables = [pq.read_table(file, partitioning=None) for file in self.table.glob("**/[!._]*.parquet")]
@@ -99,6 +101,17 @@ def test_a_failing_function_leaves_the_table_and_the_next_run_resumes(deployment
     latest = CompletedCheckpointStore(deployment.storage.open()).latest()
     assert latest is not None
     assert latest.checkpoint_id == 2
+    assert deployment.materialize(epochs=0).success
+    assert deployment.rows() == expected(WORDS)
+
+
+def test_a_restore_that_is_tried_again_is_done_once(deployment: Deployment) -> None:
+    """The run had made its checkpoint, and died before it could say so. Another run has continued meanwhile."""
+    deployment.materialize()
+    savepoint = deployment.run_job("words_savepoint").output_for_node("take_savepoint_of_words")
+    restored = deployment.run_job("words_restore", savepoint_path=savepoint)
+    assert deployment.materialize().success
+    deployment.run_job("words_restore", savepoint_path=savepoint, first_try=restored.run_id)
     assert deployment.materialize(epochs=0).success
     assert deployment.rows() == expected(WORDS)
 

@@ -36,6 +36,7 @@ from dagster_flinkpy.orchestration.run_config import (
 from dagster_flinkpy.orchestration.runs.old_runs import old_runs
 from dagster_flinkpy.orchestration.runs.report import asset_metadata, place
 from dagster_flinkpy.orchestration.runs.running_job import ask_running_job, refuse_beside_others
+from dagster_flinkpy.orchestration.runs.runs_of_job import first_try
 from dagster_flinkpy.orchestration.runs.worker_logs import to_run
 from dagster_flinkpy.storage import StorageLocation
 
@@ -346,6 +347,7 @@ class JobOperations:
             getattr(context.resources, self.spark_key),
             owner=f"Dagster run {context.run.run_id} ({why})",
             led_by=context.run.run_id,
+            run_id=first_try(context.instance, context.run),  # so that a retried restore restores only once
             on_progress=context.log.info,
             on_log=to_run(context.log),
             **options,
