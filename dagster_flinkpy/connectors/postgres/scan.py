@@ -308,7 +308,7 @@ def _parse(text: bytes, names: Sequence[str]) -> pa.Table:
     return csv.read_csv(
         io.BytesIO(text),
         csv.ReadOptions(column_names=list(names), use_threads=False, block_size=len(text) + 1),
-        csv.ParseOptions(newlines_in_values=True),
+        csv.ParseOptions(newlines_in_values=True, ignore_empty_lines=False),  # null in the only column is an empty line
         csv.ConvertOptions(
             column_types=dict.fromkeys(names, pa.string()),
             null_values=[""],

@@ -319,6 +319,18 @@ class Seen(MapFunction):
         return int(value.n)
 
 
+@pytest.mark.parametrize("values", ["(NULL)", "(NULL), ('a'), ('')", r"(E'a\n\nb'), (E'\n'), (NULL)"])
+def test_the_only_column_of_rows_that_are_there_may_be_null(database: Changes, values: str) -> None:
+    database.create("s text")
+    database.sql(f"INSERT INTO {{}}.t VALUES {values}")
+    source = database.source(snapshot=True)
+    enumerator = started(source)
+    splits = planned(enumerator)
+    found = read(source, splits)
+    enumerator.on_epoch_read(splits)  # nobody needs the snapshot any more
+    assert found == [text for (text,) in database.sql("SELECT '+I ' || coalesce(s, 'None') FROM {}.t")]
+
+
 def test_the_rows_of_a_snapshot_are_there_until_live_tasks_have_read_them(database: Changes, tmp_path: Path) -> None:
     database.create()
     database.sql("INSERT INTO {}.t VALUES (1, 'x'), (2, 'x')")
