@@ -42,3 +42,21 @@ def test_workers_have_all_imports_and_may_use_threads(spark: SparkSession) -> No
         assert all(PYTHON_DAEMON in row.daemon for row in rows)
         assert {(row.imported, row.groups, row.product) for row in rows} == {(True, 7, 512.0**3)}
         assert len(rows) == 4
+
+
+def _faults(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    import resource
+
+    import numpy as np
+
+    for _ in batches:
+        for _ in range(3):  # glibc has learnt after two rounds which sizes are usual
+            before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+            arrays = [np.ones(1 << 17) for _ in range(24)]
+            del arrays
+        yield pa.RecordBatch.from_pydict({"faults": [resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before]})
+
+
+def test_workers_use_the_memory_of_numpy_again(spark: SparkSession) -> None:
+    faults = [row.faults for row in spark.range(0, 2, 1, 2).mapInArrow(_faults, "faults long").collect()]
+    assert max(faults) < 1000, faults  # 24 MiB are 6144 pages
