@@ -39,7 +39,7 @@ def main() -> None:
 
 
 def _keep_freed_memory() -> None:
-    """Lets workers use what numpy and Arrow have freed again: each new page costs as much as computing what is in it."""
+    """Lets workers use what numpy and Arrow have freed again: a new page costs as much as what is computed in it."""
     os.environ.setdefault("MIMALLOC_PURGE_DECOMMITS", "0")  # Arrow's stays until the system needs it
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt is not None and "MALLOC_TRIM_THRESHOLD_" not in os.environ:

@@ -24,7 +24,7 @@ from dagster_flinkpy.common.typeinfo import (
 )
 from dagster_flinkpy.errors import UnsupportedKeyTypeError
 from dagster_flinkpy.state.handles import Json, RunHandle, StateKind, TableSnapshot
-from dagster_flinkpy.state.word_rows import distinct_words, has_words, words_of
+from dagster_flinkpy.state.word_rows import distinct_words, has_words, integers_of, words_of
 
 __all__ = [
     "APPEND",
@@ -43,7 +43,6 @@ __all__ = [
     "sort_identities",
     "sort_order",
     "sorted_rows",
-    "starts_of",
     "to_json",
 ]
 
@@ -61,8 +60,6 @@ Mask = npt.NDArray[np.bool_]
 _NEVER = (1 << 63) - 1
 _FEW_RUNS = 64
 """Rows with fewer descents of their sort keys are sorted as runs to be merged."""
-_MANY_TIES = 4
-"""If at least one of so many rows has the sort key of the one before, all are compared: choosing some takes longer."""
 
 
 @dataclass(frozen=True)
@@ -260,71 +257,76 @@ def sort_order(sort_keys: SortKeys, identity: list[pa.Array[Any]]) -> Indices:
 
 def sort_identities(sort_keys: SortKeys, identity: list[pa.Array[Any]]) -> tuple[Indices, Mask]:
     """Returns the order of :func:`sort_order`, and which rows, in it, have another identity than the one before."""
-    # order: int64, a permutation. ordered: uint64, ascending. starts, wrong, tied: bool, by place in order. alike:
-    # distinct sort keys, ascending. rows: rows with these sort keys, ascending.
+    # order: int64, a permutation. ordered: uint64, ascending. starts: bool, by place in order.
     is_merge = np.count_nonzero(sort_keys[1:] < sort_keys[:-1]) < _FEW_RUNS
     order = np.argsort(sort_keys, kind="stable" if is_merge else None)  # Each is several times faster on its rows.
     ordered = sort_keys[order]
-    starts, wrong = _compare(order, ordered, identity)
+    starts = np.ones(len(order), dtype=np.bool_)
+    starts[1:] = ordered[1:] != ordered[:-1]
+    for leaf in (leaf for column in identity for leaf in _leaves(column)):
+        _divide(order, starts, leaf)
     if not is_merge:
-        wrong[1:] = ordered[1:] == ordered[:-1]  # Rows of one identity may be, too.
-    if not wrong.any():
-        return order, starts
-    # Only rows that share their sort key with one in the wrong place need to be sorted by column.
-    alike = np.unique(ordered[wrong])
-    ends = np.zeros(len(order) + 1, dtype=np.int64)
-    ends[np.searchsorted(ordered, alike)] = 1
-    ends[np.searchsorted(ordered, alike, side="right")] -= 1
-    tied = np.cumsum(ends[:-1]) > 0
-    rows = np.sort(order[tied])
-    taken = pa.array(rows)
-    columns = [pa.array(sort_keys[rows]), *(leaf for column in identity for leaf in _leaves(column.take(taken)))]
-    names = [str(i) for i in range(len(columns))]
-    ranks = pc.sort_indices(pa.table(columns, names=names), sort_keys=[(name, "ascending") for name in names])
-    order[tied] = rows[ranks.to_numpy()]
-    starts[tied] = starts_of(order[tied], sort_keys, identity)
+        _divide(order, starts.copy(), pa.array(np.arange(len(order))))  # Rows of one identity keep their order.
     return order, starts
 
 
-def starts_of(order: Indices, sort_keys: SortKeys, identity: list[pa.Array[Any]]) -> Mask:
-    """Returns which rows, in an order by sort key, have another identity than the one before."""
-    return _compare(order, sort_keys[order], identity)[0]
+def _divide(order: Indices, starts: Mask, leaf: pa.Array[Any]) -> None:
+    """Sorts the rows of each group by a column, and divides the group where the column has another value.
 
-
-def _compare(order: Indices, ordered: SortKeys, identity: list[pa.Array[Any]]) -> tuple[Mask, Mask]:
-    """Compares each row, in an order by sort key, with the one before.
+    Few columns tell rows of one group apart, so most only have to be compared.
 
     Args:
-        order: The rows.
-        ordered: Their sort keys.
-        identity: The identity columns, not in order.
-
-    Returns:
-        Which rows have another identity, and which have the same sort key and an identity that sorts before.
+        order: The rows, group by group; sorted in place.
+        starts: Which of them, in order, begin a group; changed in place.
+        leaf: The column, not in order.
     """
-    # starts, wrong, tied: bool, by place in order, and compared, which chooses places. equal, after: bool, one a
-    # compared row but the first.
-    starts, wrong = np.ones(len(order), dtype=np.bool_), np.zeros(len(order), dtype=np.bool_)
-    tied = np.append(np.zeros(1, dtype=np.bool_), ordered[1:] == ordered[:-1])[: len(order)]
-    if not (ties := np.count_nonzero(tied)):
-        return starts, wrong
-    compared: Any = slice(None)
-    if _MANY_TIES * ties < len(order):
-        compared = tied.copy()
-        compared[:-1] |= tied[1:]
-    rows = pa.array(order[compared])
-    equal, after = tied[compared][1:].copy(), np.zeros(len(rows) - 1, dtype=np.bool_)
-    for leaf in (leaf for column in identity for leaf in _leaves(column.take(rows))):
-        before, now = leaf[:-1], leaf[1:]
-        greater, same = pc.fill_null(pc.greater(before, now), False), pc.fill_null(pc.equal(before, now), False)
-        if leaf.null_count:  # which are last
-            greater = pc.or_(greater, pc.and_not(before.is_null(), now.is_null()))
-            same = pc.or_(same, pc.and_(before.is_null(), now.is_null()))
-        after |= equal & greater.to_numpy(zero_copy_only=False)
-        equal &= same.to_numpy(zero_copy_only=False)
-    starts[compared] = np.append(True, ~equal)
-    wrong[compared] = np.append(False, after)
-    return starts, wrong
+    # tied, starts: bool, by place in order. places: int64, ascending: where a group has several rows. rows, begins,
+    # groups, numbers: one a place. differs: bool, one a place but the first. mixed: bool, by group.
+    if pa.types.is_boolean(leaf.type) and not leaf.true_count and not leaf.null_count:
+        return
+    tied = ~starts
+    tied[:-1] |= ~starts[1:]
+    places = np.flatnonzero(tied)
+    rows, begins = order[places], starts[places]
+    values = leaf.take(pa.array(rows))
+    differs = _differ(values) & ~begins[1:]
+    if not differs.any():
+        return
+    groups = np.cumsum(begins) - 1
+    mixed = np.zeros(int(groups[-1]) + 1, dtype=np.bool_)
+    mixed[groups[1:][differs]] = True
+    if not mixed.all():
+        some = mixed[groups]
+        places, rows, begins, groups = places[some], rows[some], begins[some], groups[some]
+        values = values.filter(pa.array(some))
+    numbers = _ranks(values, int(groups[-1]) + 1)
+    if ((numbers[1:] < numbers[:-1]) & ~begins[1:]).any():
+        by = np.argsort(groups * (int(numbers.max()) + 1) + numbers, kind="stable")
+        order[places], numbers = rows[by], numbers[by]
+    begins[1:] |= numbers[1:] != numbers[:-1]
+    starts[places] = begins
+
+
+def _differ(leaf: pa.Array[Any]) -> Mask:
+    """Returns which rows but the first have another value than the one before. Null equals null."""
+    before, now = leaf[:-1], leaf[1:]
+    differ = pc.not_equal(before, now)
+    if leaf.null_count:
+        differ = pc.or_(pc.fill_null(differ, False), pc.xor(before.is_null(), now.is_null()))
+    mask: Mask = differ.to_numpy(zero_copy_only=False)
+    return mask
+
+
+def _ranks(leaf: pa.Array[Any], groups: int) -> Indices:
+    """Returns integers from 0 that order values like the column, nulls last, and leave room for a number of groups."""
+    kind, is_a = leaf.type, pa.types
+    if not leaf.null_count and (is_a.is_integer(kind) or is_a.is_boolean(kind) or is_a.is_temporal(kind)):
+        numbers = integers_of(leaf)
+        least, most = int(numbers.min()), int(numbers.max())
+        if (most - least + 1) * groups < 1 << 63:
+            return numbers - least
+    ranks: Indices = pc.rank(leaf, tiebreaker="dense").to_numpy().astype(np.int64)
+    return ranks
 
 
 def sorted_rows(layout: TableLayout, table: pa.Table) -> pa.Table:

@@ -10,7 +10,7 @@ import pyarrow as pa
 
 from dagster_flinkpy.errors import CorruptStateError
 from dagster_flinkpy.key_hashes import key_groups_of_hashes
-from dagster_flinkpy.state.layout import TableLayout, hashes_of, make_sort_keys, sorted_rows, starts_of
+from dagster_flinkpy.state.layout import TableLayout, hashes_of, make_sort_keys, sort_identities, sorted_rows
 
 __all__ = ["in_key_groups", "one_chunk", "unplaced_rows"]
 
@@ -47,7 +47,7 @@ def in_key_groups(layout: TableLayout, rows: pa.Table, max_parallelism: int) -> 
     sort_keys = make_sort_keys(key_groups_of_hashes(hashes, max_parallelism), hashes)
     placed = sorted_rows(layout, rows.set_column(0, layout.local_schema.field(0), pa.array(sort_keys)))
     identity = [one_chunk(placed.column(name)) for name in layout.identity]
-    starts = starts_of(np.arange(len(placed)), placed.column("sort_key").to_numpy(), identity)
+    _, starts = sort_identities(placed.column("sort_key").to_numpy(), identity)
     if len(again := np.flatnonzero(~starts)):
         shown = {name: placed.column(name)[int(again[0])].as_py() for name in layout.identity}
         raise CorruptStateError(f"state {layout.name!r} has {shown} more than once")

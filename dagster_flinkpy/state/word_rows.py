@@ -16,7 +16,7 @@ import pyarrow as pa
 
 from dagster_flinkpy.state.index import Integers, WordIndex, Words
 
-__all__ = ["RowIndex", "distinct_words", "has_words", "words_of"]
+__all__ = ["RowIndex", "distinct_words", "has_words", "integers_of", "words_of"]
 
 TEXT_WORDS = 8
 """Words that a text has at most. Rows with a longer one are told apart by Python."""
@@ -76,13 +76,14 @@ def words_of(column: pa.Array[Any]) -> tuple[Words, Integers]:
             longer = _add_text(words, first, field)
             long = np.union1d(long, longer) if len(longer) else long
         else:
-            words[first] = _number(field)
+            words[first] = integers_of(field)
     if has_nulls:
         words[_NULLS] = nulls
     return words, long
 
 
-def _number(column: pa.Array[Any]) -> Integers:
+def integers_of(column: pa.Array[Any]) -> Integers:
+    """Returns integers that are equal where numbers or times are; they order all but floating-point numbers."""
     kind = column.type
     if pa.types.is_boolean(kind):
         column = column.cast(pa.int8())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from decimal import Decimal
 from typing import Any
 
 import numpy as np
@@ -22,6 +23,8 @@ COLUMNS: dict[str, tuple[pa.DataType, st.SearchStrategy[Any]]] = {
     "bytes": (pa.binary(), st.binary(max_size=1)),
     "double": (pa.float64(), st.sampled_from([-math.inf, -1.0, -0.0, 0.0, 2.5, math.inf, math.nan])),
     "time": (pa.timestamp("ms"), st.integers(-2, 2)),
+    "date": (pa.date32(), st.integers(-2, 2)),
+    "decimal": (pa.decimal128(4, 2), st.sampled_from([Decimal("-1.5"), Decimal(0), Decimal("0.01")])),
 }
 
 
