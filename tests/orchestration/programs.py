@@ -82,6 +82,7 @@ class FakeAttempt:
     made: list[FakeAttempt]
     stopped = False
     stopped_with: str | None = None
+    partition_ends = ()
 
     def __init__(self, graph: JobGraph, config: JobConfig, *, epochs: int, error: Exception | None, **options: Any):
         self.graph, self.config, self.options = graph, config, options

@@ -10,7 +10,7 @@ from dagster import AssetKey, AssetSpec, TimeWindowPartitionsDefinition
 from dagster_flinkpy.checkpoint.partitions import PartitionEnd
 from dagster_flinkpy.datastream.checkpointing.state_recovery import RecoveryClaimMode
 from dagster_flinkpy.datastream.connectors.partitions import TimePartition
-from dagster_flinkpy.errors import FlinkPyError
+from dagster_flinkpy.errors import ConfigurationError, FlinkPyError
 from dagster_flinkpy.orchestration.failure import as_failure
 from dagster_flinkpy.orchestration.flink_job import FlinkJob
 from dagster_flinkpy.orchestration.resources import CheckpointStorageResource, SparkResource
@@ -161,6 +161,13 @@ def _start(
     selection = " or ".join(f'key:"{spec.key.to_user_string()}"' for spec in specs.values())
     kept = renumbered(head.partitions if head else (), partitions_def, job_id=job.job_id)
     start = partition_start(kept, first, keys.__getitem__, assets=selection)
+    if head is not None and head.checkpoint_id is not None and not kept:
+        raise ConfigurationError(
+            f"job {job.job_id!r} has been run without partitions, up to checkpoint {head.checkpoint_id}, and partition "
+            f"{first.key} would start from empty state: it would read again what those runs have read, and write its "
+            "rows once more. Give the job another name, flink_assets(name=...), and other tables; or clear its tables, "
+            "and set start_empty in the config of this run, or restore_from to start from a state."
+        )
     if start.checkpoint_id is not None and start.after is not None:
         refuse_other_window(CompletedCheckpointStore(store).load(start.checkpoint_id), start.after, partitions_def)
     return start

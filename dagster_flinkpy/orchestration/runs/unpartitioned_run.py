@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from dagster_flinkpy.errors import FlinkPyError, JobCancelledError
+from dagster_flinkpy.errors import ConfigurationError, FlinkPyError, JobCancelledError
 from dagster_flinkpy.orchestration.failure import as_failure
 from dagster_flinkpy.orchestration.flink_job import FlinkJob
 from dagster_flinkpy.orchestration.resources import CheckpointStorageResource, SparkResource
@@ -67,7 +67,10 @@ def run_epochs(
     taken = 0
     try:
         with assets_from(context.instance), attempt:
-            events.begin(None if config.start_empty or config.restore_from is not None else attempt.restored)
+            chosen = config.start_empty or config.restore_from is not None
+            if not chosen:
+                _refuse_end_of_partition(attempt)
+            events.begin(None if chosen else attempt.restored)
             attempt.refuse_input_after_end()
             if not attempt.finished:
                 with interrupts_passed_to(attempt.terminate):
@@ -91,6 +94,23 @@ def run_epochs(
             else f"The input of job {job.job_id} has ended; there is no checkpoint left to take."
         )
     return events
+
+
+def _refuse_end_of_partition(attempt: JobAttempt) -> None:
+    """Refuses to go on from the end state of a partition, in which sources have no positions.
+
+    Raises:
+        ConfigurationError: The job had partitions when its last checkpoint was completed.
+    """
+    ends = {end.checkpoint_id: end.partition for end in attempt.partition_ends}
+    last = None if attempt.restored is None else attempt.restored.checkpoint_id
+    if last in ends:
+        raise ConfigurationError(
+            f"checkpoint {last} is the end state of partition {ends[last]!r}, and the job has no partitions now: this "
+            "run would read again what its partitions have read, and count it twice. Give it its partitions_def back; "
+            "or give it another name, flink_assets(name=...), and other tables; or clear its tables, and set "
+            "start_empty in the config of one run."
+        )
 
 
 def _epochs(attempt: JobAttempt, config: FlinkRunConfig) -> Iterator[CompletedEpoch]:

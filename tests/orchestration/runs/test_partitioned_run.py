@@ -11,6 +11,7 @@ from datetime import datetime, timedelta, timezone
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from dagster import (
@@ -40,7 +41,7 @@ from dagster._core.storage.tags import ASSET_PARTITION_RANGE_END_TAG, ASSET_PART
 from dagster_flinkpy.checkpoint.head import read_head
 from dagster_flinkpy.checkpoint.partitions import PartitionEnd, PartitionRetention
 from dagster_flinkpy.common import Types, WatermarkStrategy
-from dagster_flinkpy.connectors import ParquetSink
+from dagster_flinkpy.connectors import ParquetSink, ParquetSource
 from dagster_flinkpy.datastream import BroadcastProcessFunction, StreamExecutionEnvironment
 from dagster_flinkpy.datastream.connectors.base import Source
 from dagster_flinkpy.datastream.connectors.collection import CollectionSource
@@ -548,6 +549,39 @@ def test_end_states_behind_the_end_of_the_definition_have_ordinals_too() -> None
 def test_a_definition_with_other_windows_is_refused(other: TimeWindowPartitionsDefinition) -> None:
     with pytest.raises(ConfigurationError, match="keeps the end state of partition '2024-03-05'"):
         renumbered([end(4, 1)], other, job_id="letters")
+
+
+def test_a_job_that_gets_partitions_or_loses_them_is_refused(
+    tmp_path: Path, instance: DagsterInstance, resources: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It would read all of its input again."""
+    monkeypatch.setattr(JobAttempt, "_on_spark", lambda self, job: run_rows(job, spark_order))
+    (tmp_path / "in").mkdir()
+    for key in KEYS[:2]:
+        pq.write_table(pa.table({"letter": [*WORDS[key]]}), tmp_path / "in" / f"{key}.parquet")
+
+    def run(name: str, key: str | None = None, **config: Any) -> ExecuteInProcessResult:
+        env = StreamExecutionEnvironment.get_execution_environment().set_parallelism(1).set_max_parallelism(8)
+        source = ParquetSource(str(tmp_path / "in"), partition_format="%Y-%m-%d")
+        read = env.from_source(source, WatermarkStrategy.no_watermarks(), "letters").uid("letters")
+        letters = read.map(lambda row: row.letter, Types.STRING()).uid("letter").key_by(lambda letter: letter)
+        letters.process(Count(), COUNTS).uid("count").sink_to(ParquetSink(str(tmp_path / name))).uid("table")
+        options = {} if key is None else {"partitions_def": WEEK}
+        definitions = Definitions(flink_assets(env, name=name, **options), resources=resources)
+        job = definitions.resolve_implicit_global_asset_job_def()
+        run_config = {"ops": {name: {"config": config}}}
+        return job.execute_in_process(run_config, instance, partition_key=key, raise_on_error=False)
+
+    assert run("loses", KEYS[0]).success
+    said = "checkpoint 1 is the end state of partition '2024-03-01', and the job has no partitions now"
+    assert said in failure_of(run("loses"))
+    assert run("loses", KEYS[1]).success, "it has them back"
+    assert run("loses", start_empty=True).success
+    assert run("gets").success
+    assert "job 'gets' has been run without partitions, up to checkpoint 1" in failure_of(run("gets", KEYS[0]))
+    assert run("gets").success, "it has lost them again"
+    assert run("gets", KEYS[0], start_empty=True).success
+    assert run("gets", KEYS[1]).success
 
 
 def test_days_of_another_time_zone_are_refused(deployment: Deployment, monkeypatch: pytest.MonkeyPatch) -> None:
