@@ -110,13 +110,11 @@ class NamespacedCells:
         self._ids: dict[Hashable, int] = {}
         self._names: list[Hashable] = []  # By number.
         self._free: list[int] = []  # Numbers of namespaces that were released.
-        self._grid: CellGrid | None = CellGrid()  # None when it would be too empty.
-        self._index = IntIndex()
-        self._codes: Cells = np.full(1, -1, dtype=np.int64)  # By cell; initially a code that no pair has.
-        self._recent: Cells = np.zeros(0, dtype=np.int64)  # By seat: the cell that was requested last, or any.
+        self._index: CellGrid | IntIndex = CellGrid()  # A grid until it would be too empty.
+        self._codes: Cells = np.zeros(0, dtype=np.int64)  # By cell.
 
     def __len__(self) -> int:
-        return len(self._index if self._grid is None else self._grid)
+        return len(self._index)
 
     def namespace_ids(self, namespaces: Sequence[Any]) -> list[int]:
         """Returns a number for each namespace."""
@@ -134,7 +132,7 @@ class NamespacedCells:
 
     def of_namespace(self, namespace_id: int) -> Cells | None:
         """Returns the cells of a namespace, or None if finding them would take long."""
-        return None if self._grid is None else self._grid.row(namespace_id)
+        return self._index.row(namespace_id) if isinstance(self._index, CellGrid) else None
 
     def release(self, namespace_id: int) -> None:
         """Releases a namespace: the next new one gets its number and its cells."""
@@ -157,28 +155,16 @@ class NamespacedCells:
         if not len(seats):
             return seats, seats
         codes = namespace_ids << _SEAT_BITS | seats
-        if self._grid is not None and not self._grid.reserve(len(self._names), int(seats.max()) + 1, len(seats)):
-            self._index.add(self._codes[: len(self._grid)])
-            self._grid = None
-        if self._grid is not None:
-            cells, first = self._grid.add(namespace_ids, seats)
-        else:
-            cells, first = self._find(seats, codes)
+        index = self._index
+        if isinstance(index, CellGrid) and not index.reserve(len(self._names), int(seats.max()) + 1, len(seats)):
+            known, index = self._codes[: len(index)], IntIndex()
+            index.add_new(known)
+            self._index = index
+        cells, first = index.add(namespace_ids, seats) if isinstance(index, CellGrid) else index.add(codes)
         if len(first):
             self._codes = grown(self._codes, len(self), 0)
             self._codes[len(self) - len(first) : len(self)] = codes[first]
         return cells, first
-
-    def _find(self, seats: Cells, codes: Cells) -> tuple[Cells, Cells]:
-        """Returns the cells of pairs if few of the possible pairs exist."""
-        # seats, codes, cells: int64, one a pair. unknown: positions in them, ascending; found goes with them.
-        self._recent = grown(self._recent, int(seats.max()) + 1, 0)
-        # Most records of a key have the same cell as the previous record.
-        cells = self._recent[seats]
-        unknown = np.flatnonzero(self._codes[cells] != codes)
-        found, first = self._index.add(codes[unknown])
-        cells[unknown] = self._recent[seats[unknown]] = found
-        return cells, unknown[first]
 
     def seats(self, cells: Cells) -> Cells:
         """Returns the seat of each cell."""
