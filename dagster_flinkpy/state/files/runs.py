@@ -6,7 +6,6 @@ import copy
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
-from functools import partial
 from itertools import islice, pairwise
 from typing import Any
 
@@ -44,12 +43,10 @@ from dagster_flinkpy.state.layout import (
 from dagster_flinkpy.state.schema_evolution import can_evolve
 from dagster_flinkpy.storage import ObjectStore
 
-__all__ = ["Found", "Openers", "RunFiles", "Runs", "in_layout", "openers_of"]
+__all__ = ["Found", "RunFiles", "Runs", "in_layout"]
 
 Indices = npt.NDArray[np.int64]
 Mask = npt.NDArray[np.bool_]
-Openers = Sequence[tuple[range, Callable[[], Run]]]
-"""Runs with the sort keys that they may have. A call opens one."""
 
 
 @dataclass
@@ -219,6 +216,8 @@ class Runs:
         return map(self._open, reversed(range(len(self._runs))))
 
     def _open(self, index: int) -> Run:
+        if self._added is not None and index == len(self._runs):
+            return self._added
         handle, run = self._runs[index]
         if run is None:
             run = self._files.cache.open(handle, self._files.store)
@@ -253,13 +252,31 @@ class Runs:
         Args:
             identity: The column ``sort_key`` and the identity columns that are known, at least ``key``.
         """
-        return _find(self._openers(), identity)
+        columns = {name: identity.column(name).combine_chunks() for name in identity.column_names}
+        sort_keys = columns.pop("sort_key").to_numpy()
+        order = np.argsort(sort_keys)  # So neighbours in a run are looked up one after the other.
+        ordered = sort_keys[order]
+        runs, wanted = list[tuple[Run, Indices]](), list[Indices]()
+        for i, span in enumerate(self._spans()):
+            start, stop = clip_rows(ordered, span)
+            if start == stop:
+                continue
+            run = self._open(i)  # Only now: one without such keys is not opened.
+            found, rows = run.find(ordered[start:stop])
+            if len(found):
+                runs.append((run, rows))
+                wanted.append(order[found + start])
+        if not runs:
+            return Found([], np.zeros(0, dtype=np.int64))
+        # Different keys may have one sort key.
+        alike = Found(runs, np.concatenate(wanted))
+        taken = pa.array(alike.wanted)
+        same = equal_rows([alike.take(name) for name in columns], [c.take(taken) for c in columns.values()])
+        return alike.filter(same)
 
-    def _openers(self) -> Openers:
-        """Returns what opens each run, newest first."""
-        newest = () if self._added is None else (self._added,)
-        written = [(handle.span, partial(self._open, i)) for i, handle in [*enumerate(self.handles)][::-1]]
-        return [*openers_of(newest), *written]
+    def _spans(self) -> list[range]:
+        """Returns the sort keys that each run may have, those of what was added last."""
+        return [*(handle.span for handle in self.handles), *([] if self._added is None else [self._added.span])]
 
     def add(self, delta: pa.Table | None) -> None:
         """Adds a delta, which is found at once, and which :meth:`settle` writes.
@@ -404,44 +421,9 @@ class Runs:
         if not len(tombstones):
             return delta
         kept = ~deleted
-        kept[tombstones[self.find(self._identity(delta, tombstones)).wanted]] = True
+        identity = delta.select(["sort_key", *self.layout.identity]).take(pa.array(tombstones))
+        kept[tombstones[self.find(identity).wanted]] = True
         return delta.filter(pa.array(kept))
-
-    def _identity(self, delta: pa.Table, rows: Indices) -> pa.Table:
-        return delta.select(["sort_key", *self.layout.identity]).take(pa.array(rows))
-
-
-def openers_of(runs: Iterable[Run]) -> Openers:
-    """Returns runs that are open in the form of those that are not."""
-    return [(run.span, partial(_same, run)) for run in runs]
-
-
-def _same(run: Run) -> Run:
-    return run
-
-
-def _find(newest_first: Openers, identity: pa.Table) -> Found:
-    """Finds rows in runs, which are opened only if keys in their key groups are looked for."""
-    columns = {name: identity.column(name).combine_chunks() for name in identity.column_names}
-    sort_keys = columns.pop("sort_key").to_numpy()
-    order = np.argsort(sort_keys)  # So neighbours in a run are looked up one after the other.
-    ordered = sort_keys[order]
-    runs, wanted = list[tuple[Run, Indices]](), list[Indices]()
-    for span, open_run in reversed(newest_first):
-        start, stop = clip_rows(ordered, span)
-        if start == stop:
-            continue
-        run = open_run()
-        found, rows = run.find(ordered[start:stop])
-        if len(found):
-            runs.append((run, rows))
-            wanted.append(order[found + start])
-    if not runs:
-        return Found([], np.zeros(0, dtype=np.int64))
-    # Different keys may have one sort key.
-    alike = Found(runs, np.concatenate(wanted))
-    taken = pa.array(alike.wanted)
-    return alike.filter(equal_rows([alike.take(name) for name in columns], [c.take(taken) for c in columns.values()]))
 
 
 def _rows_of(rows: pa.Table, key_groups: KeyGroupRange) -> pa.Table:
