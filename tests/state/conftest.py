@@ -16,6 +16,7 @@ from dagster_flinkpy.key_hashes import key_groups_of_hashes
 from dagster_flinkpy.state.backend import ColumnarKeyedStateBackend
 from dagster_flinkpy.state.columns import ObjectColumn, SharedColumn
 from dagster_flinkpy.state.files.cache import RunCache
+from dagster_flinkpy.state.files.compaction import SectionRows
 from dagster_flinkpy.state.files.runs import Runs
 from dagster_flinkpy.state.handles import KeyedSnapshot
 from dagster_flinkpy.state.keys import hash_keys
@@ -83,6 +84,14 @@ def touch(backend: ColumnarKeyedStateBackend, key_type: TypeInformation, keys: S
 
 def groups_of(key_type: TypeInformation, keys: Sequence[Any]) -> np.ndarray[Any, Any]:
     return key_groups_of_hashes(hash_keys(key_type, key_type.to_arrow(keys)), MAX_PARALLELISM)
+
+
+def merge_from(sizes: list[int], base_rows: int, *, turn: bool = False, **rows: Any) -> int:
+    """Returns the index of the first run to merge with all newer ones; that of the newest run means no merge."""
+    first = SectionRows(sizes, base_rows, **{"tombstones": 0, "added": 0, "weights": None, **rows}).first_to_merge(
+        turn=turn
+    )
+    return len(sizes) - 1 if first is None else first
 
 
 def make_panes(

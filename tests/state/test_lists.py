@@ -17,14 +17,14 @@ from dagster_flinkpy.datastream.state import ListStateDescriptor
 from dagster_flinkpy.errors import CorruptStateError, TypeMismatchError
 from dagster_flinkpy.key_groups import KeyGroupRange
 from dagster_flinkpy.state.files.cache import RunCache
-from dagster_flinkpy.state.files.compaction import MAX_RUNS, TURNS, merge_from
+from dagster_flinkpy.state.files.compaction import MAX_RUNS, TURNS
 from dagster_flinkpy.state.files.runs import RunFiles, Runs
 from dagster_flinkpy.state.handles import KeyedSnapshot, RunHandle, span_of
 from dagster_flinkpy.state.layout import APPEND, TableLayout, make_sort_keys, merge_runs
 from dagster_flinkpy.state.reader import read_table
 from dagster_flinkpy.storage.local import LocalObjectStore
 from tests.examples import examples
-from tests.state.conftest import MakeBackend
+from tests.state.conftest import MakeBackend, merge_from
 
 LAYOUT = TableLayout("l", "LIST", Types.LONG(), value_type=Types.LIST(Types.LONG()))
 EXPIRING = TableLayout("l", "LIST", Types.LONG(), value_type=Types.LIST(Types.LONG()), ttl=True)

@@ -13,13 +13,14 @@ from dagster_flinkpy.common.typeinfo import Types
 from dagster_flinkpy.errors import CorruptStateError
 from dagster_flinkpy.key_groups import KeyGroupRange
 from dagster_flinkpy.state.files.cache import RunCache
-from dagster_flinkpy.state.files.compaction import MAX_RUNS, TURNS, merge_from
+from dagster_flinkpy.state.files.compaction import MAX_RUNS, TURNS
 from dagster_flinkpy.state.files.operator_state import INLINE_BELOW
 from dagster_flinkpy.state.files.runs import RunFiles, Runs
 from dagster_flinkpy.state.handles import RunHandle, span_of
 from dagster_flinkpy.state.layout import TableLayout, make_sort_keys
 from dagster_flinkpy.storage.local import LocalObjectStore
 from tests.examples import examples
+from tests.state.conftest import merge_from
 
 ALL = KeyGroupRange(0, 9)
 LAYOUT = TableLayout("v", "VALUE", Types.LONG(), value_type=Types.LONG())

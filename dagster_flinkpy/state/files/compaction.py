@@ -27,7 +27,6 @@ __all__ = [
     "cut_key_groups",
     "has_turn",
     "joined",
-    "merge_from",
     "plan_merges",
     "sections_of",
 ]
@@ -177,13 +176,18 @@ def joined(handles: Sequence[RunHandle]) -> list[list[RunHandle]]:
 
 @dataclass(frozen=True)
 class SectionRows:
-    """The rows of a section, with those that are about to be written, as :func:`merge_from` wants to know them."""
+    """The rows of a section, with those that are about to be written."""
 
     sizes: Sequence[int]
+    """The number of rows of each run, oldest first."""
     base_rows: int
+    """The number of rows of the runs that have no older run below them."""
     tombstones: int
+    """The number of tombstones among all rows."""
     added: int
+    """The number of rows outside the bases that are live because they append to older ones."""
     weights: Sequence[int] | None
+    """The cost of writing each run, in any unit. None: its number of rows."""
 
     @staticmethod
     def of(runs: Sequence[Sequence[RunHandle]], delta: Delta | None, *, is_list: bool) -> SectionRows:
@@ -210,15 +214,42 @@ class SectionRows:
 
     @property
     def surplus(self) -> float:
-        """The share of the rows that may be too many which :func:`merge_from` allows. Above 1, it merges all runs."""
-        return _surplus(sum(self.sizes), self.base_rows, self.tombstones, self.added)
+        """The share that there is of the rows that may be too many. Above 1, all runs are merged.
+
+        There may be twice as many rows as live ones. A row of a delta replaces a row, is new, or is a tombstone that
+        hides a row. So the number of live rows is at least that of the bases minus that of the tombstones. Rows that
+        append to lists are counted separately.
+        """
+        live = self.base_rows + self.added
+        surplus, room = sum(self.sizes) - live, live - 2 * self.tombstones
+        if not self.base_rows or surplus <= min(0, room):
+            return 0.0
+        return surplus / room if room > 0 else math.inf
 
     def first_to_merge(self, *, turn: bool) -> int | None:
-        """Returns the index of the first run to merge with all newer ones, or None not to merge."""
-        first = merge_from(
-            self.sizes, self.base_rows, self.tombstones, added=self.added, weights=self.weights, turn=turn
-        )
-        return first if first < len(self.sizes) - 1 else None
+        """Returns the index of the first run to merge with all newer ones, or None not to merge.
+
+        If there are not too many rows, but more than ``MAX_RUNS`` runs, the newest run is merged with all older runs
+        that are not larger than the runs after them together. So the number of times that a row is rewritten is about
+        the logarithm of the size.
+
+        When it is its turn, a subtask merges at half of the runs and at three quarters of the rows. So under steady
+        load, no subtask has to merge out of turn.
+
+        Args:
+            turn: Whether it is this subtask's turn.
+        """
+        costs, runs = self.sizes if self.weights is None else self.weights, MAX_RUNS // 2 if turn else MAX_RUNS
+        if len(costs) < 2:
+            return None
+        if self.surplus > (0.75 if turn else 1):
+            return 0
+        if len(costs) <= runs:
+            return None
+        start = min(len(costs) - 2, runs - 1)
+        while start > 0 and costs[start - 1] <= sum(costs[start:]):
+            start -= 1
+        return start
 
 
 def plan_merges(sections: Sequence[SectionRows], phase: int | None, delta_rows: int) -> dict[int, int]:
@@ -270,51 +301,3 @@ def _unhidden(sizes: Sequence[int], appends: Sequence[int]) -> int:
         live += max(0, added - newer)
         newer += size - added
     return live
-
-
-def merge_from(
-    sizes: Sequence[int],
-    base_rows: int,
-    tombstones: int = 0,
-    *,
-    added: int = 0,
-    weights: Sequence[int] | None = None,
-    turn: bool = False,
-) -> int:
-    """Returns the index of the first run to merge with all newer runs. The index of the newest run means no merge.
-
-    All runs are merged if there would be more than twice as many rows as live ones. A row of a delta replaces a row, is
-    new, or is a tombstone that hides a row. So the number of live rows is at least that of the bases minus that of the
-    tombstones. Rows that append to lists are counted separately. Otherwise, if there are more than ``MAX_RUNS``, the
-    newest run is merged with all older runs that are not larger than the runs after them together. So the number of
-    times that a row is rewritten is about the logarithm of the size.
-
-    When it is its turn, a subtask merges at half of the runs and at three quarters of the rows. So under steady load,
-    no subtask has to merge out of turn.
-
-    Args:
-        sizes: The number of rows of each run, oldest first.
-        base_rows: The number of rows of the runs that have no older run below them.
-        tombstones: The number of tombstones among all rows.
-        added: The number of rows outside the bases that are live because they append to older ones.
-        weights: The cost of writing each run, in any unit. Default: its number of rows.
-        turn: Whether it is this subtask's turn. Default: False.
-    """
-    last = len(sizes) - 1
-    if _surplus(sum(sizes), base_rows, tombstones, added) > (0.75 if turn else 1):
-        return 0
-    runs = MAX_RUNS // 2 if turn else MAX_RUNS
-    if len(sizes) <= runs:
-        return last
-    start = min(last - 1, runs - 1)
-    costs = sizes if weights is None else weights
-    while start > 0 and costs[start - 1] <= sum(costs[start:]):
-        start -= 1
-    return start
-
-
-def _surplus(rows: int, base_rows: int, tombstones: int, added: int) -> float:
-    surplus, room = rows - base_rows - added, base_rows + added - 2 * tombstones
-    if not base_rows or surplus <= min(0, room):
-        return 0.0
-    return surplus / room if room > 0 else math.inf
