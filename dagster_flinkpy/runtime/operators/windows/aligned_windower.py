@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-import pyarrow as pa
 
 from dagster_flinkpy.common.watermark_strategy import MAX_WATERMARK
 from dagster_flinkpy.datastream.operator_specs import WindowSpec
@@ -23,6 +22,7 @@ from dagster_flinkpy.runtime.operators.windows.window_operator import (
     has_default_trigger,
 )
 from dagster_flinkpy.runtime.shuffle.batch import StreamBatch
+from dagster_flinkpy.state.columns import numbered
 from dagster_flinkpy.state.stored_names import EVENT_TIMERS, PROCESSING_TIMERS
 
 __all__ = ["AlignedWindower", "is_aligned"]
@@ -109,8 +109,7 @@ class AlignedWindower(Windower):
         if len(starts) and starts.min() == starts.max():
             first, codes = starts[:1], np.zeros(len(starts), dtype=np.int64)
         else:
-            encoded = pa.array(starts).dictionary_encode()
-            first, codes = encoded.dictionary.to_numpy(), encoded.indices.to_numpy()
+            first, codes = numbered(starts)
         return [(start, start + self._size) for start in first.tolist()], codes
 
     def _register(self, seats: Ints, starts: Ints, *, fires: bool) -> None:

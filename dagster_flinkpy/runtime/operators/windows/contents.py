@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator
-from functools import partial
+from collections.abc import Iterator
+from contextlib import contextmanager
 from itertools import repeat, starmap
 from operator import length_hint
 from typing import Any, NamedTuple
@@ -176,42 +176,36 @@ class RecordContents(Contents):
         return batch.timestamps
 
     def add(self, seats: Ints, cells: Ints, rows: Ints, new: Ints | None = None) -> None:
-        values = self._values(rows)
-        self._add(self._state.add_each, seats, cells, values, left := iter(values), left)
+        with self._each_of(rows) as values:
+            self._state.add_each(seats.tolist(), cells, values)
 
     def _values(self, rows: Ints) -> list[Any]:
         if self.values is None:
             return self._batch.values_at(rows)
         return self.values if len(rows) == len(self.values) else list(map(self.values.__getitem__, rows.tolist()))
 
-    def _add(
-        self,
-        add: Callable[..., None],
-        seats: Ints,
-        cells: Ints,
-        values: list[Any],
-        left: Iterator[Any],
-        each: Iterator[Any],
-    ) -> None:
-        """Adds ``each``, which takes them from ``left``, of which ``values`` are all."""
+    @contextmanager
+    def _each_of(self, rows: Ints) -> Iterator[Iterator[Any]]:
+        """Lets records be taken one by one; an error of a function names the last one that was."""
+        values = self._values(rows)
+        left = iter(values)
         try:
-            add(seats.tolist(), cells, each)
+            yield left
         except USER_EXCEPTIONS as e:
             raise self._operator.failed(e, values[len(values) - length_hint(left) - 1]) from e
 
     def add_firing(
         self, seats: Ints, cells: Ints, rows: Ints, windows: Windows, *, fires: Mask | None = None, purge: bool = False
     ) -> None:
-        values = self._values(rows)
-        left = iter(values)
         fires = np.ones(len(rows), dtype=np.bool_) if fires is None else fires
         times = self._batch.timestamps[rows][fires].tolist()
-        firing = self._firing(
-            zip(left, fires.tolist(), cells.tolist(), strict=True),
-            zip(windows.at(fires).each(), times, strict=True),
-            purge,
-        )
-        self._add(self._state.add_each, seats, cells, values, left, firing)
+        with self._each_of(rows) as values:
+            firing = self._firing(
+                zip(values, fires.tolist(), cells.tolist(), strict=True),
+                zip(windows.at(fires).each(), times, strict=True),
+                purge,
+            )
+            self._state.add_each(seats.tolist(), cells, firing)
 
     def _firing(
         self, records: Iterator[tuple[Any, bool, int]], windows: Iterator[tuple[Any, int]], purge: bool
@@ -308,8 +302,9 @@ class SharedContents(RecordContents):
         arrival = np.argsort(order[numbers].astype(np.min_scalar_type(len(order))), kind="stable")
         pairs, of = begins[numbers[arrival]], of[arrival]
         for part, held, at in self.table.column.changing(places, of):
-            add, values = partial(self._state.add_to, held), self._values(rows[pairs[part]])
-            self._add(add, seats[pairs[part]], at, values, left := iter(values), left)
+            some = pairs[part]
+            with self._each_of(rows[some]) as values:
+                self._state.add_to(held, seats[some].tolist(), at, values)
 
 
 class ColumnContents(Contents):

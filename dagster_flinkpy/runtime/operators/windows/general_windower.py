@@ -28,7 +28,13 @@ class GeneralWindower(Windower):
         self._spec, self._event_time = operator.spec, operator.event_time
         operator.open_timers(self._codec.namespace_type)
         self._contents: Any = operator.backend.get_state(operator.descriptor(), self._codec.namespace_type)
-        self._trigger = TriggerContext(operator, self._codec, operator.window_states)
+        self._trigger = trigger = TriggerContext(operator, self._codec, operator.window_states)
+        # The timers that end windows.
+        self._register, self._delete = (
+            (trigger.register_event_time_timer, trigger.delete_event_time_timer)
+            if self._event_time
+            else (trigger.register_processing_time_timer, trigger.delete_processing_time_timer)
+        )
 
     def process(self, batch: StreamBatch, seats: Ints) -> None:
         operator, add = self._operator, self._add
@@ -63,12 +69,8 @@ class GeneralWindower(Windower):
         self._trigger.select(window)
         self._act(self._spec.trigger.on_element(value, timestamp, window, self._trigger), window, timestamp)
         cleanup = self._cleanup_time(window)
-        if cleanup == MAX_WATERMARK:
-            return
-        if self._event_time:
-            self._trigger.register_event_time_timer(cleanup)
-        else:
-            self._trigger.register_processing_time_timer(cleanup)
+        if cleanup != MAX_WATERMARK:
+            self._register(cleanup)
 
     def advance(self, until: int, *, event_time: bool) -> None:
         operator, trigger = self._operator, self._spec.trigger
@@ -165,10 +167,7 @@ class MergingWindower(GeneralWindower):
         for window in merged:
             trigger.select(window)
             self._spec.trigger.clear(window, trigger)
-            if self._event_time:
-                trigger.delete_event_time_timer(self._cleanup_time(window))
-            else:
-                trigger.delete_processing_time_timer(self._cleanup_time(window))
+            self._delete(self._cleanup_time(window))
         encode = self._codec.encode
         self._contents.merge_namespaces(encode(state_window), [encode(window) for window in state_windows])
 
