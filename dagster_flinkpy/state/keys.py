@@ -27,7 +27,7 @@ __all__ = ["KeyCodec", "KeySeats", "TouchedKeys", "hash_keys"]
 Convert = Callable[[Any], Any]
 
 _BIG_DEC = Types.BIG_DEC()
-_DOUBLE, _FLOAT = struct.Struct(">d"), struct.Struct(">f")
+_FLOATS = {pa.float32(): struct.Struct(">f"), pa.float64(): struct.Struct(">d")}
 
 
 class KeyCodec:
@@ -74,18 +74,6 @@ def _rank(value: Any) -> Any:
     return (0,) if value is None else (1, value)
 
 
-def _encode_float(value: Any) -> Any:
-    if value is None:
-        return None
-    return _FLOAT.pack(math.nan if value != value else value)
-
-
-def _encode_double(value: Any) -> Any:
-    if value is None:
-        return None
-    return _DOUBLE.pack(math.nan if value != value else value)
-
-
 def _encode_decimal(value: Any) -> Any:
     return None if value is None else str(value)
 
@@ -119,7 +107,10 @@ def _encoder(kind: TypeInformation) -> Convert | None:
         return encode
     if kind == _BIG_DEC:
         return _encode_decimal
-    return {pa.float32(): _encode_float, pa.float64(): _encode_double}.get(kind.arrow_type)
+    number = _FLOATS.get(kind.arrow_type)
+    if number is None:
+        return None
+    return lambda value: None if value is None else number.pack(math.nan if value != value else value)
 
 
 def _decoder(kind: TypeInformation) -> Convert | None:
@@ -144,7 +135,7 @@ def _decoder(kind: TypeInformation) -> Convert | None:
         return decode
     if kind == _BIG_DEC:
         return lambda value: None if value is None else Decimal(value)
-    number = {pa.float32(): _FLOAT, pa.float64(): _DOUBLE}.get(kind.arrow_type)
+    number = _FLOATS.get(kind.arrow_type)
     return None if number is None else lambda value: None if value is None else number.unpack(value)[0]
 
 
