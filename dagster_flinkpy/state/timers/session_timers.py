@@ -13,7 +13,7 @@ from dagster_flinkpy.state.columns import Cells
 from dagster_flinkpy.state.files.time_order import MAX_TIME, MIN_TIME
 from dagster_flinkpy.state.layout import hashes_of
 from dagster_flinkpy.state.session_table import SessionTable, delta_of_sessions, window_column
-from dagster_flinkpy.state.timers.time_parts import TimeParts, Times, Values
+from dagster_flinkpy.state.timers.time_parts import TimeParts, Times
 from dagster_flinkpy.state.timers.timer_table import TimerTable
 
 __all__ = ["SessionTimers"]
@@ -32,7 +32,7 @@ class SessionTimers(TimerTable[tuple[Times, Cells]]):
     namespace_type: TypeInformation
 
     def __init__(self, *args: Any, sessions: SessionTable, **kwargs: Any) -> None:
-        self._due, self._sessions = TimeParts(np.int64, _by_time), sessions
+        self._due, self._sessions = TimeParts(_by_time), sessions
         super().__init__(*args, **kwargs)
         sessions.follow(self)
 
@@ -46,10 +46,10 @@ class SessionTimers(TimerTable[tuple[Times, Cells]]):
         cells = cells[sessions.live[cells] & (sessions.due[cells] != sessions.end[cells])]
         sessions.due[cells] = sessions.end[cells]
         waiting = cells[~sessions.fired[cells]]
-        self._add(sessions.end[waiting] - 1, waiting)
+        self._due.add(sessions.end[waiting] - 1, waiting)
         if sessions.lateness:
             over = sessions.over_at(cells)
-            self._add(over[over < MAX_TIME], cells[over < MAX_TIME])
+            self._due.add(over[over < MAX_TIME], cells[over < MAX_TIME])
 
     def fired(self, cells: Cells) -> None:
         """Notes that sessions have fired, but are not over."""
@@ -58,10 +58,6 @@ class SessionTimers(TimerTable[tuple[Times, Cells]]):
         stored = cells[sessions.stored[cells]]  # Perhaps with another allowed lateness.
         sessions.due[stored] = MIN_TIME
         self.register(stored)
-
-    def _add(self, times: Times, cells: Cells) -> None:
-        if len(times):
-            self._due.add(times, cells)
 
     @property
     def size(self) -> int:
@@ -76,7 +72,7 @@ class SessionTimers(TimerTable[tuple[Times, Cells]]):
         times, cells = self._due.take(MAX_TIME)
         numbers = np.searchsorted(used, cells)
         kept = np.append(used, -1)[numbers] == cells
-        self._add(times[kept], numbers[kept])
+        self._due.add(times[kept], numbers[kept])
 
     def clear(self) -> None:
         super().clear()
@@ -142,9 +138,9 @@ class SessionTimers(TimerTable[tuple[Times, Cells]]):
         starts, ends = (column.to_numpy() for column in table.column("namespace").combine_chunks().flatten())
         cells = self._sessions.at(seats, starts)
         same = (cells >= 0) & (self._sessions.start[cells] == starts) & (self._sessions.end[cells] == ends)
-        self._add(table.column("time").to_numpy()[same], cells[same])  # The others have changed in the meantime.
+        self._due.add(table.column("time").to_numpy()[same], cells[same])  # The others have changed in the meantime.
 
 
-def _by_time(times: Times, cells: Values) -> tuple[Times, Values]:
+def _by_time(times: Times, cells: Cells) -> tuple[Times, Cells]:
     order = np.argsort(times)
     return times[order], cells[order]

@@ -41,7 +41,7 @@ class TimerQueue(TimerTable[tuple[int, Any, Any]]):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         self._log_times, self._log_cells = array("q"), array("q")
         """The changes that are not in order yet."""
-        self._parts = TimeParts(np.int64, _latest)
+        self._parts = TimeParts(_latest)
         """Earlier changes."""
         self._namespace: Any = None
         super().__init__(*args, **kwargs)
