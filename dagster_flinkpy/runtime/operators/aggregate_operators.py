@@ -79,10 +79,9 @@ class MiniBatchAggregateOperator(RollingAggregateOperator):
         """Whether the key of each seat has had records since its last result."""
 
     def process(self, input_index: int, batch: StreamBatch) -> None:
-        keys = self.bind(batch)
         if self.backend.is_full:
             self._emit_changed()  # seats are about to stand for other keys
-        seats = touch_keys(self.backend, keys)
+        seats = self.seats(batch)
         try:
             accumulators = batch.column if batch.combined else self._fold.lift(batch.column)
             self._fold.add(self._state, seats, accumulators, np.arange(len(batch)))

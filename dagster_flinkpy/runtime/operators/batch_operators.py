@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import numpy as np
@@ -92,13 +92,8 @@ class KeyedBatchOperator(KeyedStateOperator):
 
     def __init__(self, context: OperatorContext, spec: InputsSpec) -> None:
         super().__init__(context)
-        self.functions, self._spec = (spec.function,), spec
-        self._inputs: Sequence[Callable[..., Any]] = ()
+        self.functions = (spec.function,)
         self._state = _ColumnState(self.backend, context.vertex.uid)
-
-    def open(self) -> None:
-        super().open()
-        self._inputs = self.inputs_of(self._spec)
 
     def runtime_context(self) -> RuntimeContext:
         return TaskRuntimeContext(self.context, self._refuse_state)
@@ -110,7 +105,7 @@ class KeyedBatchOperator(KeyedStateOperator):
         )
 
     def process(self, input_index: int, batch: StreamBatch) -> None:
-        function, keys = self._inputs[input_index], self.bind(batch)
+        function, keys = self.inputs[input_index], self.bind(batch)
         self._state.select(keys)
         try:
             results = function(keys.column, record_batch(batch.column, batch.type_info), self._state)

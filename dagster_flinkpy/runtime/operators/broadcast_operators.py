@@ -85,7 +85,7 @@ class BroadcastProcessOperator(ProcessOperator):
         )
 
     def process(self, input_index: int, batch: StreamBatch) -> None:
-        process_each(self, self._inputs[input_index], batch, self._records[input_index], self._collector)
+        process_each(self, self.inputs[input_index], batch, self._records[input_index], self._collector)
 
 
 class KeyedBroadcastProcessOperator(KeyedProcessOperator):
@@ -102,7 +102,7 @@ class KeyedBroadcastProcessOperator(KeyedProcessOperator):
             super().process(input_index, batch)
             return
         self.backend.key_context.seat = None  # keyed state cannot be used without a key
-        process_each(self, self._inputs[input_index], batch, self._broadcast_record, self.collector)
+        process_each(self, self.inputs[input_index], batch, self._broadcast_record, self.collector)
 
     def apply(self, descriptor: StateDescriptor, process: Callable[[Any, Any], Any]) -> None:
         """Calls a function with each key that has a state, and with that state."""

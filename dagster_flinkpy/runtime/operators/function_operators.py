@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from itertools import repeat
 from operator import truth
 from sys import getrefcount
@@ -165,17 +165,11 @@ class ProcessOperator(FunctionOperator):
 
     def __init__(self, context: OperatorContext, spec: InputsSpec) -> None:
         super().__init__(context, spec)
-        self._spec = spec
-        self._inputs: Sequence[Callable[[Any, Any], Any]] = ()
         self._collector = Collector(context)
         self._record = RecordContext(UnkeyedTimerService(context))
 
-    def open(self) -> None:
-        super().open()
-        self._inputs = self.inputs_of(self._spec)
-
     def process(self, input_index: int, batch: StreamBatch) -> None:
-        process_each(self, self._inputs[input_index], batch, self._record, self._collector)
+        process_each(self, self.inputs[input_index], batch, self._record, self._collector)
 
 
 def process_each(

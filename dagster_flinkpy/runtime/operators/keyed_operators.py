@@ -7,7 +7,7 @@ Mirrors Flink's ``KeyedProcessOperator``, ``KeyedCoProcessOperator``, ``Multiple
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from sys import getrefcount
 from types import GeneratorType
 from typing import Any
@@ -160,6 +160,12 @@ class KeyedStateOperator(StreamOperator):
         self._has_keys = True
         return batch.keys
 
+    def seats(self, batch: StreamBatch) -> npt.NDArray[np.int64]:
+        """Loads the state of the keys of a batch, and returns the seat of each record. There is no current key yet."""
+        seats = touch_keys(self.backend, self.bind(batch))
+        self.backend.key_context.seat = None
+        return seats
+
     def open_function(self, function: Any, keyed: KeyedStateStore | None = None) -> None:
         super().open_function(function, keyed or self.runtime_context())
 
@@ -177,16 +183,11 @@ class KeyedStateOperator(StreamOperator):
 
 
 class KeyedOperator(KeyedStateOperator):
-    """Base of operators with keyed state and timers that process record by record.
+    """Base of operators with keyed state that process record by record. Those with timers open them."""
 
-    Without ``has_timers``, an operator calls :meth:`open_timers` if it uses them.
-    """
-
-    def __init__(self, context: OperatorContext, *, has_timers: bool = True) -> None:
+    def __init__(self, context: OperatorContext) -> None:
         super().__init__(context)
         self._processing_timers: TimerQueue | None = None
-        if has_timers:
-            self.open_timers(None)
         self.collector = Collector(context)
 
     def open_timers(self, namespace_type: TypeInformation | None) -> None:
@@ -197,13 +198,6 @@ class KeyedOperator(KeyedStateOperator):
         restored = self.context.input.keyed
         if restored is not None and any(t.name == PROCESSING_TIMERS and t.kind == "TIMER" for t in restored.tables):
             self._processing_timers = self.backend.get_timers(PROCESSING_TIMERS, namespace_type)
-
-    def seats(self, batch: StreamBatch) -> Iterable[int]:
-        """Loads the state of the keys of a batch, and yields the seat of each record."""
-        keys = self.bind(batch)
-        seats = touch_keys(self.backend, keys)
-        self.backend.key_context.seat = None  # an error before the first record has no key
-        return each_int(seats)
 
     def due(self, until: int, *, event_time: bool) -> Iterable[tuple[int, Any, Any]]:
         """Yields time, key and namespace of the timers up to a time, in order of time, with its key current."""
@@ -223,19 +217,15 @@ class KeyedProcessOperator(KeyedOperator):
 
     def __init__(self, context: OperatorContext, spec: InputsSpec) -> None:
         super().__init__(context)
-        self.function, self._spec = spec.function, spec
+        self.open_timers(None)
+        self.function = spec.function
         self.functions = (spec.function,)
-        self._inputs: Sequence[Callable[[Any, Any], Any]] = ()
         self._timer_service = (StrictTimerService if context.vertex.strict else KeyedTimerService)(self)
         self._record = KeyedContext(self._timer_service, self.backend.key_context)
 
-    def open(self) -> None:
-        super().open()
-        self._inputs = self.inputs_of(self._spec)
-
     def process(self, input_index: int, batch: StreamBatch) -> None:
-        function = self._inputs[input_index]
-        records = zip(self.seats(batch), batch.each_value(), batch.each_timestamp(), strict=True)
+        function = self.inputs[input_index]
+        records = zip(each_int(self.seats(batch)), batch.each_value(), batch.each_timestamp(), strict=True)
         keys, collector, record = self.backend.key_context, self.collector, self._record
         rows, fields_of, take, take_timestamp = (
             collector.rows,
@@ -288,14 +278,14 @@ class ReduceOperator(KeyedOperator):
 
     def __init__(self, context: OperatorContext, spec: ReduceSpec) -> None:
         super().__init__(context)
+        self.open_timers(None)
         self.functions = (spec.function,)
         self._reduce = as_callable(spec.function, ReduceFunction, "reduce")
         self._final_only, self._keep = spec.final_only, keeper(spec.type_info)
         self._table = self.backend.get_cells(ValueStateDescriptor(ROLLING, spec.type_info), column=NumberColumn)
 
     def process(self, input_index: int, batch: StreamBatch) -> None:
-        seats, table, values = touch_keys(self.backend, self.bind(batch)), self._table, iter(batch.each_value())
-        self.backend.key_context.seat = None  # an error before the first record has no key
+        seats, table, values = self.seats(batch), self._table, iter(batch.each_value())
         sent: list[Numbers | None] = []
 
         def numbers(part: slice) -> Numbers | None:

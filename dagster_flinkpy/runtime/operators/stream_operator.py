@@ -56,6 +56,8 @@ class StreamOperator(ABC):
 
     functions: Sequence[Any] = ()
     """The user functions, which are opened and closed with it."""
+    inputs: Sequence[Callable[..., Any]] = ()
+    """What processes the records, or batches, of each input, if it is up to the function."""
 
     def __init__(self, context: OperatorContext) -> None:
         self.context = context
@@ -64,6 +66,9 @@ class StreamOperator(ABC):
         """Called before the first batch."""
         for function in self.functions:
             self.open_function(function)
+        spec = self.context.vertex.spec
+        if isinstance(spec, InputsSpec):
+            self.inputs = self.call("get_inputs()", spec.inputs)
 
     @abstractmethod
     def process(self, input_index: int, batch: StreamBatch) -> None:
@@ -102,10 +107,6 @@ class StreamOperator(ABC):
     def runtime_context(self) -> RuntimeContext:
         """Returns the runtime context for functions."""
         return TaskRuntimeContext(self.context)
-
-    def inputs_of(self, spec: InputsSpec) -> Sequence[Callable[..., Any]]:
-        """Returns a function for the records or batches of each input. The function of the spec must be open."""
-        return self.call("get_inputs()", spec.inputs)
 
     def open_function(self, function: Any, keyed: KeyedStateStore | None = None) -> None:
         """Restores the state of a user function and opens it."""

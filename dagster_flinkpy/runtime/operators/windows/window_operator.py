@@ -32,7 +32,7 @@ from dagster_flinkpy.metrics import LATE_RECORDS_DROPPED
 from dagster_flinkpy.runtime.failure import USER_EXCEPTIONS
 from dagster_flinkpy.runtime.operators.batch_fold import BatchFold, RecordAggregate
 from dagster_flinkpy.runtime.operators.column_fold import ColumnFold
-from dagster_flinkpy.runtime.operators.keyed_operators import KeyedOperator, KeyedTimerService, touch_keys
+from dagster_flinkpy.runtime.operators.keyed_operators import KeyedOperator, KeyedTimerService
 from dagster_flinkpy.runtime.operators.operator_context import OperatorContext
 from dagster_flinkpy.runtime.operators.runtime_context import TaskRuntimeContext
 from dagster_flinkpy.runtime.operators.stream_operator import OperatorSnapshot
@@ -75,7 +75,7 @@ class WindowOperator(KeyedOperator):
         kind: Callable[[WindowOperator], Windower],
         fold: ColumnFold | None = None,
     ) -> None:
-        super().__init__(context, has_timers=False)  # The windower opens those that it needs.
+        super().__init__(context)  # The windower opens the timers that it needs.
         self.spec, self.fold, self._aggregate = spec, fold, _aggregate_of(spec, context.vertex.uid)
         self.functions = (self._aggregate, spec.reduce, spec.window_function)
         self.event_time = spec.assigner.is_event_time()
@@ -108,8 +108,7 @@ class WindowOperator(KeyedOperator):
         return TaskRuntimeContext(self.context, self._states.get)
 
     def process(self, input_index: int, batch: StreamBatch) -> None:
-        seats = touch_keys(self.backend, self.bind(batch))
-        self.backend.key_context.seat = None  # an error before the first record has no key
+        seats = self.seats(batch)
         if len(seats):
             self._windower.process(batch, seats)
             self.collector.flush()
