@@ -206,14 +206,10 @@ class IntIndex:
     """
 
     def __init__(self) -> None:
-        self.clear()
+        self._index: CellGrid | WordIndex = CellGrid()  # A grid until it would be too empty.
 
     def __len__(self) -> int:
         return len(self._index)
-
-    def clear(self) -> None:
-        """Forgets everything."""
-        self._index: CellGrid | WordIndex = CellGrid()  # A grid until it would be too empty.
 
     def find(self, integers: Integers) -> Integers:
         """Returns the number of each integer, or -1 if it was not added."""

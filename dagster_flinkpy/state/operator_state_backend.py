@@ -45,20 +45,14 @@ RAW_STATE = "_raw"
 
 
 class _OperatorState:
-    """A named state. It keeps the restored form until it changes."""
+    """A named state of a backend. It keeps the restored form until it changes."""
 
     def __init__(
-        self,
-        name: str,
-        mode: DistributionMode,
-        types: dict[str, TypeInformation],
-        what: str,
-        store: ObjectStore,
-        written_by: Callable[[], str],
-        uploads: Uploads | None,
+        self, backend: OperatorStateBackend, name: str, mode: DistributionMode, types: dict[str, TypeInformation]
     ) -> None:
-        self.name, self.mode, self._types, self._what, self._store = name, mode, types, what, store
-        self._written_by, self._uploads = written_by, uploads
+        self._backend, self.name, self.mode, self._types = backend, name, mode, types
+        self.what = f"operator {backend.operator!r}: operator state {name!r}"
+        """Names it in messages."""
         self.own, self.take = copier(types["value"]), taker(types["value"])
         """Copy a value that a function reads, and one that it gives; None if values cannot change."""
         self._handle: OperatorStateHandle | None = None
@@ -86,7 +80,7 @@ class _OperatorState:
         """Returns the stored columns."""
         stored = {name: type_from_json(kind) for name, kind in handle.types.items()}
         schema = pa.schema([(name, kind.arrow_type) for name, kind in stored.items()])
-        table = read_partitions(handle.partitions, schema, self._store, self._what)
+        table = read_partitions(handle.partitions, schema, self._backend.store, self.what)
         self._handle = handle if stored == self._types else None  # values of another type are rewritten
         self.inherited = True
         columns = {n: evolve(table.column(n).combine_chunks(), (stored[n], kind)) for n, kind in self._types.items()}
@@ -95,13 +89,14 @@ class _OperatorState:
     def snapshot(self, columns: dict[str, list[Any]]) -> OperatorStateHandle:
         """Returns the handle of the state, which is stored first if it has changed."""
         if self._handle is None:
+            backend = self._backend
             try:
                 arrays = {name: kind.to_arrow(columns[name]) for name, kind in self._types.items()}
             except TypeMismatchError as error:
-                raise TypeMismatchError(f"{self._what}: {error}") from error
+                raise TypeMismatchError(f"{self.what}: {error}") from error
             split = self.mode is not DistributionMode.BROADCAST
             partitions = write_partitions(
-                pa.table(arrays), self._store, split=split, written_by=self._written_by(), uploads=self._uploads
+                pa.table(arrays), backend.store, split=split, written_by=backend.written_by(), uploads=backend.uploads
             )
             self._handle = OperatorStateHandle(self.name, self.mode, partitions, self.declared[1])
         return self._handle
@@ -263,8 +258,8 @@ class OperatorStateBackend(OperatorStateStore):
         written_by: Callable[[], str] = str,
         uploads: Uploads | None = None,
     ) -> None:
-        self._operator, self._subtask, self._store, self._written_by = operator, subtask, store, written_by
-        self._uploads = uploads
+        self.operator, self.store, self.written_by, self.uploads = operator, store, written_by, uploads
+        self._subtask = subtask
         self._restored = {handle.name: handle for handle in restored if handle.name != RAW_STATE}
         self._states: dict[str, _ListState | _BroadcastState] = {}
         self.changes: list[str] = []
@@ -318,7 +313,7 @@ class OperatorStateBackend(OperatorStateStore):
         return state
 
     def _check(self, descriptor: StateDescriptor, expected: type[StateDescriptor]) -> None:
-        what = f"operator {self._operator!r}: operator state"
+        what = f"operator {self.operator!r}: operator state"
         if descriptor.name == RAW_STATE:
             raise ConfigurationError(f"{what} cannot be called {RAW_STATE!r}")
         if not isinstance(descriptor, expected):
@@ -333,16 +328,15 @@ class OperatorStateBackend(OperatorStateStore):
         types: dict[str, TypeInformation],
         make: Callable[[_OperatorState, OperatorStateHandle | None], _ListState | _BroadcastState],
     ) -> _ListState | _BroadcastState:
-        what = f"operator {self._operator!r}: operator state {name!r}"
-        state = _OperatorState(name, mode, types, what, self._store, self._written_by, self._uploads)
+        state = _OperatorState(self, name, mode, types)
         known, restored = self._states.get(name), self._restored.get(name)
         before = state.declared if restored is None else (restored.mode.value, restored.types)
         before = before if known is None else known.state.declared
         if before != state.declared and (known is not None or restored is None or not state.takes(restored)):
             same_mode = before[0] == state.mode.value
             raise StateSchemaError(
-                f"{what} was {_describe(*before)} and is now declared as {_describe(*state.declared)}; declare the old "
-                f"type, or use a new name{f'; {ALLOWED}' if same_mode else ''}"
+                f"{state.what} was {_describe(*before)} and is now declared as {_describe(*state.declared)}; declare "
+                f"the old type, or use a new name{f'; {ALLOWED}' if same_mode else ''}"
             )
         if known is None:
             known = self._states[name] = make(state, restored)
