@@ -239,11 +239,7 @@ class CellTable(OverlayTable):
 
     def load(self, keys: KeySeats) -> None:
         self.reserve()
-        found, cells = self._loaded(keys)
-        if self._numbers is not None:  # Of each cell, the newest row counts.
-            newest = np.zeros(len(cells), dtype=np.bool_)
-            newest[len(cells) - 1 - np.unique(cells[::-1], return_index=True)[1]] = True
-            found, cells = found.filter(newest), cells[newest]
+        found, cells = self._newest(*self._loaded(keys))
         if not len(found):
             return
         live = ~found.deleted()
@@ -267,6 +263,17 @@ class CellTable(OverlayTable):
             found, cells = found.filter(known), cells[known]
         self.reserve()
         return found, cells
+
+    def _newest(self, found: Found, cells: Cells) -> tuple[Found, Cells]:
+        """Returns what counts of stored rows: the newest one of each cell; of a list, also those that append to it."""
+        # whole: the rows that replace older ones of their cell. last: int64, by cell: the newest of them. A row counts
+        # unless it is older.
+        at = np.arange(len(cells))
+        whole = at if self.kind != "LIST" else at[~found.appends()]
+        last = np.zeros(int(cells.max(initial=-1)) + 1, dtype=np.int64)
+        last[cells[whole]] = whole
+        newest = at >= last[cells]
+        return found.filter(newest), cells[newest]
 
     def clear(self) -> None:
         if self.cells is not None:

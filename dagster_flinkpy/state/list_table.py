@@ -79,7 +79,7 @@ class ListTable(CellTable):
         """Reads the stored lists of all touched keys."""
         while self.unread:
             stored: dict[int, list[Any] | None] = {}
-            found, cells = self._loaded(self.unread[-1])
+            found, cells = self._newest(*self._loaded(self.unread[-1]))
             flags = found.deleted().tolist(), found.appends().tolist()
             for cell, gone, append, elements in zip(cells.tolist(), *flags, self._stored_lists(found), strict=True):
                 known = stored.get(cell) if append else None

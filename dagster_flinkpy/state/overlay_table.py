@@ -179,17 +179,8 @@ class OverlayTable(ABC):
         """Marks all changes as written."""
 
     def _find(self, keys: KeySeats) -> Found:
-        """Finds the stored rows of some keys. Of a key with a single value, only what counts is found."""
-        found = self.runs.find(pa.table([pa.array(keys.sort_keys), keys.column], names=["sort_key", "key"]))
-        if self.layout.identity != ["key"] or not len(found):
-            return found
-        # whole: the rows that replace older ones of their key. last: int64, by key: the newest of them. A row counts
-        # unless it is older.
-        at = np.arange(len(found))
-        whole = at if self.layout.kind != "LIST" else at[~found.appends()]
-        last = np.zeros(len(keys.column), dtype=np.int64)
-        last[found.wanted[whole]] = whole
-        return found.filter(at >= last[found.wanted])
+        """Finds the stored rows of some keys."""
+        return self.runs.find(pa.table([pa.array(keys.sort_keys), keys.column], names=["sort_key", "key"]))
 
     def _rows(self, seats: Indices, columns: dict[str, pa.Array[Any]], deleted: Any) -> pa.Table | None:
         """Builds the table of changed rows.
