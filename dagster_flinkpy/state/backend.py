@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
 from typing import Any, TypeVar
@@ -31,15 +31,14 @@ from dagster_flinkpy.state.files.cache import RunCache
 from dagster_flinkpy.state.files.operator_state import INLINE_BELOW
 from dagster_flinkpy.state.files.runs import RunFiles
 from dagster_flinkpy.state.files.transfers import run_aside
-from dagster_flinkpy.state.handles import KeyedSnapshot, RunHandle, describe_schema
+from dagster_flinkpy.state.handles import KeyedSnapshot, describe_schema
 from dagster_flinkpy.state.keyed_snapshot_future import (
     KeyedSnapshotFuture,
     StoredSnapshot,
     TableId,
-    WrittenSnapshot,
     write_snapshot,
 )
-from dagster_flinkpy.state.keys import KeySeats, TouchedKeys, hash_keys
+from dagster_flinkpy.state.keys import TouchedKeys, hash_keys
 from dagster_flinkpy.state.layout import (
     APPEND,
     SortKeys,
@@ -228,23 +227,24 @@ class ColumnarKeyedStateBackend:
                 both.
             UnsupportedKeyTypeError: A namespace or map key cannot have this type.
         """
-        restored = self._restored.get((False, descriptor.name))
+        name, identity = descriptor.name, (False, descriptor.name)
+        restored = self._restored.get(identity)
         if restored is not None and restored.map_key is not None and isinstance(descriptor, MapStateDescriptor):
             descriptor = copy.copy(descriptor)
             descriptor.key_type_info = stored_key_type(type_from_json(restored.map_key), descriptor.key_type_info)
-        state = make_state(descriptor, namespace_type, *self._where((False, descriptor.name)))
-        self._check((False, descriptor.name), state.table)
-        if descriptor.name not in self._states:
-            if (False, descriptor.name) in self._tables:
-                raise used_twice(self._operator, descriptor.name)
-            self._states[descriptor.name] = state
-            self._add((False, descriptor.name), state.table)
+        state = make_state(descriptor, namespace_type, *self._where(identity))
+        self._check(identity, state.table)
+        if name not in self._states:
+            if identity in self._tables:
+                raise used_twice(self._operator, name)
+            self._states[name] = state
+            self._add(identity, state.table)
             config = descriptor.ttl_config
             if state.table.ttl and config is not None:
-                self._lifetimes[descriptor.name] = config.ttl_millis
-            if state.table.ttl and config is not None and config.get_cleanup_strategies().in_full_snapshot():
-                self._full_cleanup.add((False, descriptor.name))
-        return self._states[descriptor.name]
+                self._lifetimes[name] = config.ttl_millis
+                if config.get_cleanup_strategies().in_full_snapshot():
+                    self._full_cleanup.add(identity)
+        return self._states[name]
 
     def declared(self) -> list[tuple[TableLayout, int | None]]:
         """Returns the states and timers that were requested, each with its time to live in milliseconds.
@@ -377,7 +377,8 @@ class ColumnarKeyedStateBackend:
 
     def _where(self, identity: TableId) -> tuple[Any, ...]:
         """Returns the first arguments of a table."""
-        return self._keys, self._files, self._handles(identity), identity[1]
+        restored = self._restored.get(identity)
+        return self._keys, self._files, restored.runs if restored else (), identity[1]
 
     @property
     def _of_timers(self) -> dict[str, Any]:
@@ -462,13 +463,13 @@ class ColumnarKeyedStateBackend:
         others = {identity: table for identity, table in self._restored.items() if identity not in runs}
         write = partial(write_snapshot, self._key_groups, others, runs, frozenset(self._full_cleanup))
 
-        def take_over(written: WrittenSnapshot) -> StoredSnapshot:
-            for identity, runs in written.runs.items():
-                self._tables[identity].runs = runs.beside(self._files)
-            self._files.keep_copies(written.snapshot)
-            self._files.retry_uploads(written.snapshot.files())
+        def take_over(written: KeyedSnapshot) -> StoredSnapshot:
+            for identity, each in runs.items():
+                self._tables[identity].runs = each.beside(self._files)
+            self._files.keep_copies(written)
+            self._files.retry_uploads(written.files())
             before, self._counted = self._counted, replace(self.statistics, keys_touched=touched, memory=memory)
-            return StoredSnapshot(written.snapshot, self._counted.since(before), self._files.uploads())
+            return StoredSnapshot(written, self._counted.since(before), self._files.uploads())
 
         self._last = KeyedSnapshotFuture(run_aside("snapshot", write), take_over)
         return self._last
@@ -515,14 +516,11 @@ class ColumnarKeyedStateBackend:
             sort_keys = make_sort_keys(key_groups_of_hashes(distinct_hashes, self._max_parallelism), distinct_hashes)
             self._check_mine(distinct, sort_keys)
             added = self._keys.append(distinct, sort_keys)
-            self._load(added)
+            self._keys_touched += len(added.column)
+            for table in self._tables.values():
+                table.load(added)
             seats[unknown] = added.first + codes
         return seats
-
-    def _load(self, keys: KeySeats) -> None:
-        self._keys_touched += len(keys.column)
-        for table in self._tables.values():
-            table.load(keys)
 
     def _check_mine(self, key_column: pa.Array[Any], sort_keys: SortKeys) -> None:
         groups = key_groups_of(sort_keys)
@@ -542,10 +540,6 @@ class ColumnarKeyedStateBackend:
     def _make_room(self) -> None:
         if self.is_full:
             self.flush()
-
-    def _handles(self, identity: TableId) -> Sequence[RunHandle]:
-        restored = self._restored.get(identity)
-        return restored.runs if restored else ()
 
     def _check(self, identity: TableId, declared: OverlayTable) -> None:
         known, restored = self._tables.get(identity), self._restored.get(identity)

@@ -10,19 +10,10 @@ from dagster_flinkpy.key_groups import KeyGroupRange
 from dagster_flinkpy.state.files.runs import Runs
 from dagster_flinkpy.state.handles import KeyedSnapshot, TableSnapshot
 
-__all__ = ["KeyedSnapshotFuture", "StoredSnapshot", "TableId", "WrittenSnapshot", "write_snapshot"]
+__all__ = ["KeyedSnapshotFuture", "StoredSnapshot", "TableId", "write_snapshot"]
 
 TableId = tuple[bool, str]
 """Whether the table holds timers, and its name."""
-
-
-@dataclass(frozen=True)
-class WrittenSnapshot:
-    """What a snapshot has written."""
-
-    snapshot: KeyedSnapshot
-    runs: Mapping[TableId, Runs]
-    """The runs with which the backend goes on."""
 
 
 @dataclass(frozen=True)
@@ -41,8 +32,8 @@ def write_snapshot(
     others: Mapping[TableId, TableSnapshot],
     runs: Mapping[TableId, Runs],
     cleaned: Collection[TableId],
-) -> WrittenSnapshot:
-    """Writes what was added to runs.
+) -> KeyedSnapshot:
+    """Writes what was added to runs, and returns the snapshot.
 
     Args:
         key_groups: The key groups of the snapshot.
@@ -59,7 +50,7 @@ def write_snapshot(
         if identity in cleaned:
             each.drop_expired()
         tables[identity] = each.layout.snapshot(each.handles)
-    return WrittenSnapshot(KeyedSnapshot(key_groups, tuple(tables[identity] for identity in sorted(tables))), runs)
+    return KeyedSnapshot(key_groups, tuple(tables[identity] for identity in sorted(tables)))
 
 
 class KeyedSnapshotFuture:
@@ -72,14 +63,12 @@ class KeyedSnapshotFuture:
         take_over: Lets the backend go on with what was written; called once.
     """
 
-    def __init__(
-        self, written: Future[WrittenSnapshot], take_over: Callable[[WrittenSnapshot], StoredSnapshot]
-    ) -> None:
+    def __init__(self, written: Future[KeyedSnapshot], take_over: Callable[[KeyedSnapshot], StoredSnapshot]) -> None:
         self._written, self._take_over = written, take_over
         self._stored: StoredSnapshot | None = None
 
     @property
-    def waits_for(self) -> Sequence[Future[WrittenSnapshot] | Future[None]]:
+    def waits_for(self) -> Sequence[Future[KeyedSnapshot] | Future[None]]:
         """What must be done before the snapshot counts: first the runs are written, and then uploaded.
 
         The futures raise a StorageError if a file could not be written.
