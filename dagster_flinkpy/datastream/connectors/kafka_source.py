@@ -443,7 +443,6 @@ class KafkaSourceBuilder:
         return source
 
 
-def _initializer(call: str, value: Any) -> KafkaOffsetsInitializer:
+def _initializer(call: str, value: KafkaOffsetsInitializer) -> KafkaOffsetsInitializer:
     check_argument(call, value, KafkaOffsetsInitializer, "a KafkaOffsetsInitializer, such as .latest()")
-    initializer: KafkaOffsetsInitializer = value
-    return initializer
+    return value

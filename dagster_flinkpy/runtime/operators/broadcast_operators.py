@@ -10,6 +10,7 @@ from typing import Any
 
 from dagster_flinkpy.datastream.operator_specs import BroadcastProcessSpec, KeyedBroadcastProcessSpec
 from dagster_flinkpy.datastream.state import MapStateDescriptor, StateDescriptor
+from dagster_flinkpy.datastream.timerservice import TimerService
 from dagster_flinkpy.errors import ConfigurationError
 from dagster_flinkpy.runtime.operators.function_operators import (
     ProcessOperator,
@@ -27,7 +28,7 @@ __all__ = ["BroadcastProcessOperator", "KeyedBroadcastProcessOperator"]
 class _Context(RecordContext):
     """The context of a record of one of the two streams."""
 
-    def __init__(self, timer_service: Any, *rest: Any, get_state: Callable[[MapStateDescriptor], Any]) -> None:
+    def __init__(self, timer_service: TimerService, *rest: Any, get_state: Callable[[MapStateDescriptor], Any]) -> None:
         super().__init__(timer_service, *rest)
         self._get_state = get_state
         self._descriptor: MapStateDescriptor | None = None
@@ -35,13 +36,11 @@ class _Context(RecordContext):
 
     def current_processing_time(self) -> int:
         """Returns milliseconds since 1970."""
-        now: int = self._timer_service.current_processing_time()
-        return now
+        return self._timer_service.current_processing_time()
 
     def current_watermark(self) -> int:
         """Returns event time in milliseconds."""
-        watermark: int = self._timer_service.current_watermark()
-        return watermark
+        return self._timer_service.current_watermark()
 
     def get_broadcast_state(self, state_descriptor: MapStateDescriptor) -> Any:
         """Returns broadcast state."""

@@ -147,7 +147,7 @@ class RecordContext:
 
     __slots__ = ("_timer_service", "time")
 
-    def __init__(self, timer_service: Any) -> None:
+    def __init__(self, timer_service: TimerService) -> None:
         self._timer_service = timer_service
         self.time = NO_TIMESTAMP
 
@@ -155,7 +155,7 @@ class RecordContext:
         """Returns the event time of the record in milliseconds; if it has none, ``Long.MIN_VALUE`` as in Flink."""
         return self.time
 
-    def timer_service(self) -> Any:
+    def timer_service(self) -> TimerService:
         """Returns the timer service."""
         return self._timer_service
 

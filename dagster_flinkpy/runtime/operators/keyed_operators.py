@@ -23,6 +23,7 @@ from dagster_flinkpy.datastream.functions import KeyedStateStore, ReduceFunction
 from dagster_flinkpy.datastream.operator_specs import InputsSpec, ReduceSpec, as_callable
 from dagster_flinkpy.datastream.state import ValueStateDescriptor
 from dagster_flinkpy.datastream.time_domain import TimeDomain
+from dagster_flinkpy.datastream.timerservice import TimerService
 from dagster_flinkpy.errors import PastTimerError
 from dagster_flinkpy.key_groups import compute_key_group_range_for_operator_index
 from dagster_flinkpy.runtime.failure import UNKNOWN, USER_EXCEPTIONS
@@ -99,7 +100,7 @@ class KeyedContext(RecordContext):
 
     __slots__ = ("_keys", "domain")
 
-    def __init__(self, timer_service: Any, keys: TouchedKeys) -> None:
+    def __init__(self, timer_service: TimerService, keys: TouchedKeys) -> None:
         super().__init__(timer_service)
         self._keys = keys
         self.domain = TimeDomain.EVENT_TIME

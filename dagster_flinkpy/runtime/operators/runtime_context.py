@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeVar
 
 from dagster_flinkpy.datastream.functions import RuntimeContext
 from dagster_flinkpy.datastream.state import (
@@ -24,6 +24,8 @@ from dagster_flinkpy.metrics import MetricGroup
 from dagster_flinkpy.runtime.operators.operator_context import OperatorContext
 
 __all__ = ["TaskRuntimeContext"]
+
+T = TypeVar("T")
 
 
 class TaskRuntimeContext(RuntimeContext):
@@ -64,7 +66,7 @@ class TaskRuntimeContext(RuntimeContext):
     def get_metrics_group(self) -> MetricGroup:
         return self._context.metrics
 
-    def _state(self, descriptor: StateDescriptor, expected: type[StateDescriptor]) -> Any:
+    def _state(self, descriptor: StateDescriptor, expected: type[StateDescriptor]) -> T:  # type: ignore[type-var]
         if not isinstance(descriptor, expected):
             raise ConfigurationError(
                 f"operator {self._context.vertex.uid!r}: this kind of state needs a {expected.__name__}, not "
@@ -75,24 +77,20 @@ class TaskRuntimeContext(RuntimeContext):
                 f"operator {self._context.vertex.uid!r} asks for keyed state {descriptor.name!r}, "
                 "but its stream has no keys: call key_by() first, or pass key_by=... to the test harness"
             )
-        return self._get_state(descriptor)
+        state: T = self._get_state(descriptor)
+        return state
 
     def get_state(self, state_descriptor: ValueStateDescriptor) -> ValueState[Any]:
-        state: ValueState[Any] = self._state(state_descriptor, ValueStateDescriptor)
-        return state
+        return self._state(state_descriptor, ValueStateDescriptor)
 
     def get_list_state(self, state_descriptor: ListStateDescriptor) -> ListState[Any]:
-        state: ListState[Any] = self._state(state_descriptor, ListStateDescriptor)
-        return state
+        return self._state(state_descriptor, ListStateDescriptor)
 
     def get_map_state(self, state_descriptor: MapStateDescriptor) -> MapState[Any, Any]:
-        state: MapState[Any, Any] = self._state(state_descriptor, MapStateDescriptor)
-        return state
+        return self._state(state_descriptor, MapStateDescriptor)
 
     def get_reducing_state(self, state_descriptor: ReducingStateDescriptor) -> ReducingState[Any]:
-        state: ReducingState[Any] = self._state(state_descriptor, ReducingStateDescriptor)
-        return state
+        return self._state(state_descriptor, ReducingStateDescriptor)
 
     def get_aggregating_state(self, state_descriptor: AggregatingStateDescriptor) -> AggregatingState[Any, Any]:
-        state: AggregatingState[Any, Any] = self._state(state_descriptor, AggregatingStateDescriptor)
-        return state
+        return self._state(state_descriptor, AggregatingStateDescriptor)
