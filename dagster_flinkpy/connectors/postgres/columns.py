@@ -49,9 +49,10 @@ WITH RECURSIVE base (num, oid, mod) AS (
   UNION ALL
     SELECT num, typbasetype, typtypmod FROM base JOIN pg_type ON pg_type.oid = base.oid WHERE typtype = 'd'
 )
-SELECT attname, typname, mod, typtype = 'e', format_type(atttypid, atttypmod), attnotnull, attgenerated <> '', num
+SELECT attname, CASE typtype WHEN 'e' THEN 'enum' ELSE typname END, mod, format_type(atttypid, atttypmod), attnotnull,
+  attgenerated <> '', num, coalesce(collname, '')
 FROM base JOIN pg_type ON pg_type.oid = base.oid
-JOIN pg_attribute ON attrelid = to_regclass(%s) AND attnum = num
+JOIN pg_attribute ON attrelid = to_regclass(%s) AND attnum = num LEFT JOIN pg_collation c ON c.oid = attcollation
 WHERE typtype <> 'd' ORDER BY num
 """
 
@@ -70,6 +71,7 @@ class Column:
     generated: bool = False
     number: int = 0
     """Which column it is: a column that is dropped and added again has another number. 0 if it is unknown."""
+    collation: str = ""
 
     @property
     def scale(self) -> int:
@@ -82,10 +84,7 @@ def columns_of_table(connection: psycopg.Connection[Any], table: str) -> dict[st
     found = connection.execute(_COLUMNS, [table, table]).fetchall()
     if not found:
         raise SourceReadError(f"there is no table {table} that this user can see: check its name and schema")
-    return {
-        name: Column("enum" if is_enum else kind, modifier, shown, not_null, generated, number)
-        for name, kind, modifier, is_enum, shown, not_null, generated, number in found
-    }
+    return {name: Column(*facts) for name, *facts in found}
 
 
 def column_of_type(connection: psycopg.Connection[Any], oid: int, modifier: int) -> Column:

@@ -26,10 +26,6 @@ WITH RECURSIVE parts (oid) AS (
 ) SELECT oid::text, coalesce(pg_relation_filenode(oid), 0)::bigint FROM parts JOIN pg_class USING (oid)
 WHERE relkind IN ('r', 'f')
 """
-_COLUMNS = """
-SELECT attname, attnum::int, coalesce(collname, '') FROM pg_attribute LEFT JOIN pg_collation c ON c.oid = attcollation
-WHERE attrelid = to_regclass(%s) AND attnum > 0 AND NOT attisdropped
-"""
 # Versions that were there, or that ALTER TABLE has written anew. A row has the lower half of its transaction's number.
 _BEHIND = "(%(newest)s - xmin::text::bigint %% 4294967296 + 4294967296) %% 4294967296"
 _FORMER = f"""
@@ -68,11 +64,8 @@ class Seen(JsonRecord):
                 f"ALTER ROLE {sql.Identifier(role).as_string(scan.connection)} BYPASSRLS, or read as a role that sees "
                 "all rows"
             )
-        columns = {
-            name: [number, scan.columns[name].type_name, collation]
-            for name, number, collation in scan.connection.execute(_COLUMNS, [scan.name]).fetchall()
-            if name in scan.ordered_by
-        }
+        found = {name: scan.columns[name] for name in scan.ordered_by}
+        columns = {name: [each.number, each.type_name, each.collation] for name, each in found.items()}
         files = dict(scan.connection.execute(_FILES, [scan.name]).fetchall())
         return Seen(system, int(lsn), snapshot, int(table), columns, files, scan.last_values())
 
