@@ -9,6 +9,7 @@ from functools import partial
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from dagster_flinkpy.common.arrow_columns import with_elements
 from dagster_flinkpy.common.typeinfo import RowTypeInfo
 from dagster_flinkpy.connectors.columns.arrow_types import row_type_of
 from dagster_flinkpy.connectors.columns.column_casts import cast_column
@@ -118,6 +119,8 @@ def _children(kind: pa.DataType) -> list[pa.Field]:
 def _filled(column: pa.Array, wanted: pa.DataType) -> pa.Array:
     """Adds fields in columns that the table has, but not a file that is older than they are, as nulls."""
     there = column.type
+    if there == wanted:
+        return column
     if pa.types.is_struct(there) and pa.types.is_struct(wanted):
         names = [field.name for field in there]
         parts = [
@@ -126,10 +129,12 @@ def _filled(column: pa.Array, wanted: pa.DataType) -> pa.Array:
         ]
         return pa.StructArray.from_arrays(parts, names=[field.name for field in wanted], mask=column.is_null())
     if pa.types.is_list(there) and pa.types.is_list(wanted):
-        values = _filled(column.values, wanted.value_type)
-        return pa.Array.from_buffers(
-            pa.list_(values.type), len(column), column.buffers()[:2], offset=column.offset, children=[values]
-        )
+        fill = partial(_filled, wanted=wanted.value_type)
+        return with_elements(column, pa.list_(fill(pa.array([], there.value_type)).type), fill)
+    if pa.types.is_map(there) and pa.types.is_map(wanted):
+        keys, items = (partial(_filled, wanted=kind) for kind in (wanted.key_type, wanted.item_type))
+        kinds = keys(pa.array([], there.key_type)).type, items(pa.array([], there.item_type)).type
+        return with_elements(column, pa.map_(*kinds), keys, items)
     return column
 
 

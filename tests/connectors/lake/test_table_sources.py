@@ -221,13 +221,22 @@ def test_a_field_in_a_column_that_a_file_does_not_have_is_null(tmp_path: Path) -
     path = str(tmp_path / "t")
     for number, more in enumerate(({}, {"y": "b"})):
         point = {"x": number, **more}
-        rows = pa.table({"p": [point, None], "l": [[point], [None, point]]})
+        fields = pa.struct([(name, pa.scalar(value).type) for name, value in point.items()])
+        maps = pa.array([[("k", point), ("n", None)], None], pa.map_(pa.string(), fields))
+        rows = pa.table({"p": [point, None], "l": [[point], [None, point]], "m": maps})
         write_deltalake(path, rows, mode="append", schema_mode="merge")
     source = DeltaSource(path)
     [splits] = source.create_enumerator(None).plan_epoch(1)
     found = [row for split in splits for column, _ in source.read(split) for row in column.to_pylist()]
     old, new = {"x": 0, "y": None}, {"x": 1, "y": "b"}
-    expected = [{"p": p, "l": items} for each in (old, new) for p, items in ((each, [each]), (None, [None, each]))]
+    expected = [
+        row
+        for each in (old, new)
+        for row in (
+            {"p": each, "l": [each], "m": [("k", each), ("n", None)]},
+            {"p": None, "l": [None, each], "m": None},
+        )
+    ]
     assert sorted(found, key=str) == sorted(expected, key=str)
 
 
