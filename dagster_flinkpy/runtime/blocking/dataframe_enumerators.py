@@ -93,21 +93,20 @@ class SparkSourceEnumerator(SplitEnumerator):
 
     def __init__(self, source: SparkSource, restored: Json | None) -> None:
         self._source = source
-        self._read = self._ended = False
+        self._read = self._read_once = self._ended = False
         self._run: str | None = None
         if restored is not None:
-            self._read = position_field(restored, "read", bool)
+            self._read_once = position_field(restored, "read", bool)
             # Earlier releases have no such field, and ended the input when the rows were read.
-            self._ended = restored.get("ended", self._read) is True
+            self._ended = restored.get("ended", self._read_once) is True
             self._run = restored.get("run")
 
     def start(self, context: SplitEnumeratorContext) -> None:
         self._context = context
         self._parts = _Parts(self._source.location, self._source.uid, context)
         self._parts.discard_lingering()
-        # Another try of the run that has read the rows must not read them again.
-        self._read = self._ended or (self._read and self._run is not None and self._run == context.run_id)
-        self._run = context.run_id
+        # Another try of the run that has read the rows must not read them again, also after one that reads nothing.
+        self._read = self._ended or (self._read_once and self._run is not None and self._run == context.run_id)
 
     def has_input(self, parallelism: int) -> bool:
         return not self._ended  # each run reads the DataFrame
@@ -126,7 +125,8 @@ class SparkSourceEnumerator(SplitEnumerator):
         factory, type_info = source.df_factory, cast(RowTypeInfo, source.type_info)
         with self._context.spark() as spark:
             segments = self._parts.write(lambda _: frame_of(factory, spark, source.uid), type_info, rowtime=False)
-        self._read, self._ended = True, source.bounded is not False
+        self._read, self._read_once, self._run = True, True, self._context.run_id
+        self._ended = source.bounded is not False
         return [[split] for split in deal_out("rows", segments, None, parallelism)]
 
     def on_epoch_read(self, splits: Sequence[SourceSplit]) -> None:
@@ -143,7 +143,7 @@ class SparkSourceEnumerator(SplitEnumerator):
         return ["the DataFrame, which each run should read"] if self._source.bounded is False else []
 
     def snapshot_state(self) -> Json:
-        return {"read": self._read, "ended": self._ended, "run": self._run}
+        return {"read": self._read_once, "ended": self._ended, "run": self._run}
 
 
 class SparkTransformEnumerator(BlockingEdgeEnumerator):

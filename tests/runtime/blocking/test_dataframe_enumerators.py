@@ -79,7 +79,9 @@ def test_another_try_of_a_run_does_not_read_them_again(tmp_path: Path) -> None:
     assert not reads(second)
     third = attempt(source, second.snapshot_state())
     assert not reads(third)
-    assert reads(attempt(source, third.snapshot_state(), "run 2"))
+    rescale = attempt(source, third.snapshot_state(), "of a rescale")
+    assert not reads(attempt(source, rescale.snapshot_state()))
+    assert reads(attempt(source, rescale.snapshot_state(), "run 2"))
 
 
 def test_a_try_after_an_epoch_that_failed_reads_them(tmp_path: Path) -> None:
