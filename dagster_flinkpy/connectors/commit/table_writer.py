@@ -26,6 +26,7 @@ from dagster_flinkpy.connectors.commit.staged_files import (
 )
 from dagster_flinkpy.connectors.commit.table_sink import TableSink
 from dagster_flinkpy.datastream.connectors.base import CommittingSinkWriter, Json, WriterInitContext
+from dagster_flinkpy.errors import TypeMismatchError
 
 __all__ = ["TableWriter"]
 
@@ -53,7 +54,16 @@ def _parquet(upload: StagedUpload, first: pa.Table, types: dict[str, TypeInforma
 def _csv(upload: StagedUpload, first: pa.Table, types: dict[str, TypeInformation], by: str) -> _Encoder:
     out = _compressed(upload, by)
     writer = csv.CSVWriter(out, first.schema, write_options=_CSV)
-    return _Encoder(writer.write_table, [writer.close, out.close])
+
+    def write(table: pa.Table) -> None:
+        if table.num_columns == 1 and table.column(0).null_count:
+            raise TypeMismatchError(
+                f"column {table.column_names[0]!r} is the only one in a CSV file, and a record has null in it: its "
+                "line would be empty, and readers skip empty lines. filter() such records out, or add a column"
+            )
+        writer.write_table(table)
+
+    return _Encoder(write, [writer.close, out.close])
 
 
 def _json(upload: StagedUpload, first: pa.Table, types: dict[str, TypeInformation], by: str) -> _Encoder:

@@ -17,8 +17,8 @@ _COMPRESSIONS = {"none": "", "gzip": ".gz", "zstd": ".zst"}
 class CsvSink(TableSink):
     """Writes CSV files, with a header, into a location. Readers only see files of completed checkpoints.
 
-    Text is quoted, so that a null (nothing) and an empty text (two quotes) differ. Files are named as those of
-    `ParquetSink`.
+    Text is quoted, so that a null (nothing) and an empty text (two quotes) differ. A file with a single column cannot
+    have nulls: their lines would be empty, which readers skip. Files are named as those of `ParquetSink`.
 
     Args:
         location: A folder on S3, or a local one.

@@ -250,6 +250,16 @@ def test_csv_tells_null_from_empty_text(tmp_path: Path) -> None:
     assert (tmp_path / key).read_text() == '"s","n"\n"",1.50\n,\n"a""b,\n",2.00\n'
 
 
+@pytest.mark.parametrize("partition_by", [[], ["country"]])
+def test_a_null_in_the_only_column_of_csv_is_refused(tmp_path: Path, partition_by: list[str]) -> None:
+    """Its line was empty, and readers skip empty lines: the row was not in the table."""
+    names = [*partition_by, "n"]
+    row = Types.ROW_NAMED(names, [Types.STRING()] * len(names))
+    commit(CsvSink(str(tmp_path), partition_by=partition_by), [[("",) * len(names), ("a",) * len(names)]], row)
+    with pytest.raises(TypeMismatchError, match=r"column 'n' is the only one .* filter\(\)"):
+        commit(CsvSink(str(tmp_path), partition_by=partition_by), [[("a",) * len(partition_by) + (None,)]], row)
+
+
 def test_json_lines_have_an_object_for_each_record(tmp_path: Path) -> None:
     inner = Types.ROW_NAMED(["at", "price"], [Types.SQL_TIMESTAMP(), Types.DECIMAL(5, 1)])
     row = Types.ROW_NAMED(
