@@ -52,9 +52,8 @@ from dagster_flinkpy.state.layout import (
 from dagster_flinkpy.state.list_table import ListTable
 from dagster_flinkpy.state.managed_memory import OVERLAY_ROWS, ManagedMemory
 from dagster_flinkpy.state.overlay_table import OverlayTable
-from dagster_flinkpy.state.schema_evolution import describe_evolution, stored_key_type
+from dagster_flinkpy.state.schema_evolution import describe_evolution, schema_mismatch, stored_key_type
 from dagster_flinkpy.state.session_table import SessionTable
-from dagster_flinkpy.state.state_errors import foreign_key, schema_mismatch, used_twice
 from dagster_flinkpy.state.timers.column_timers import ColumnTimers
 from dagster_flinkpy.state.timers.session_timers import SessionTimers
 from dagster_flinkpy.state.timers.timer_queue import TimerQueue
@@ -236,7 +235,7 @@ class ColumnarKeyedStateBackend:
         self._check(identity, state.table)
         if name not in self._states:
             if identity in self._tables:
-                raise used_twice(self._operator, name)
+                raise self._used_twice(name)
             self._states[name] = state
             self._add(identity, state.table)
             config = descriptor.ttl_config
@@ -391,7 +390,7 @@ class ColumnarKeyedStateBackend:
             self._add(identity, table)
         known = self._tables[identity]
         if known.form != table.form:
-            raise used_twice(self._operator, table.name)
+            raise self._used_twice(table.name)
         assert isinstance(known, type(table))
         return known
 
@@ -529,7 +528,11 @@ class ColumnarKeyedStateBackend:
             i = int(foreign[0])
             assert self._key_type is not None
             key = self._key_type.from_arrow(key_column.slice(i, 1))[0]
-            raise foreign_key(self._operator, key, int(groups[i]), self._key_groups)
+            raise ConfigurationError(
+                f"operator {self._operator!r}: key {key!r} belongs to key group {groups[i]}, but this subtask owns "
+                f"{self._key_groups.start} to {self._key_groups.end}; the key selector may return different keys for "
+                "the same record"
+            )
 
     def _flush(self, table: OverlayTable) -> None:
         try:
@@ -566,6 +569,11 @@ class ColumnarKeyedStateBackend:
             return
         what = "timers" if identity[0] else "state"
         raise schema_mismatch(self._operator, f"{what} {declared.name!r}", types, declared.types)
+
+    def _used_twice(self, name: str) -> ConfigurationError:
+        return ConfigurationError(
+            f"operator {self._operator!r}: {name!r} is used both by record and by column; use it in one way"
+        )
 
     def _add(self, identity: TableId, table: OverlayTable) -> None:
         self._tables[identity] = table

@@ -29,8 +29,18 @@ from dagster_flinkpy.common.typeinfo import (
     Types,
 )
 from dagster_flinkpy.errors import StateSchemaError
+from dagster_flinkpy.state.handles import describe_schema
 
-__all__ = ["ALLOWED", "can_evolve", "describe_evolution", "evolve", "read_alike", "stored_key_type", "upgraded"]
+__all__ = [
+    "ALLOWED",
+    "can_evolve",
+    "describe_evolution",
+    "evolve",
+    "read_alike",
+    "schema_mismatch",
+    "stored_key_type",
+    "upgraded",
+]
 
 ALLOWED = (
     "a named row may gain and lose fields, and numbers may become wider (INT to LONG, FLOAT to DOUBLE, DECIMAL(9, 2) "
@@ -140,6 +150,26 @@ def stored_key_type(stored: TypeInformation, declared: TypeInformation) -> TypeI
     Keys that were ``Types.BIG_DEC()`` have lost their scale. They stay as they are, so 1.10 and 1.1 stay one key.
     """
     return stored if stored == as_stored_before(declared) else declared
+
+
+def schema_mismatch(operator: str, what: str, known: Json, declared: Json) -> StateSchemaError:
+    """Returns the error of a state that is declared with another type than it was.
+
+    Args:
+        operator: The uid of the operator.
+        what: The state, in words for people.
+        known: The types that it was stored with.
+        declared: Those that it is declared with now.
+    """
+    # Only the types of values may change, but not the types of keys or anything else.
+    same_kind = "kind" in known and all(
+        known.get(p) == declared.get(p) for p in known.keys() | declared.keys() if p != "value"
+    )
+    return StateSchemaError(
+        f"operator {operator!r}: {what} was {describe_schema(known)} and is now declared as "
+        f"{describe_schema(declared)}; declare the old type, or use a new name (or operator uid) and start "
+        f"without the old state{f'; {ALLOWED}' if same_kind else ''}"
+    )
 
 
 def evolve(column: pa.Array[Any], types: Sequence[TypeInformation]) -> pa.Array[Any]:
