@@ -2,7 +2,9 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -15,6 +17,7 @@ from dagster_flinkpy.key_groups import KeyGroupRange
 from dagster_flinkpy.key_hashes import key_groups_of_hashes
 from dagster_flinkpy.state.backend import ColumnarKeyedStateBackend
 from dagster_flinkpy.state.columns import ObjectColumn, SharedColumn
+from dagster_flinkpy.state.files import cache as cache_module
 from dagster_flinkpy.state.files.cache import RunCache
 from dagster_flinkpy.state.files.compaction import SectionRows
 from dagster_flinkpy.state.files.runs import Runs
@@ -52,6 +55,23 @@ def store(tmp_path: Path) -> LocalObjectStore:
 @pytest.fixture
 def cache(tmp_path: Path) -> RunCache:
     return RunCache(tmp_path / "cache")
+
+
+@contextmanager
+def small_disk(max_bytes: int, *, look_after: int = 1) -> Iterator[None]:
+    """Lets a cache keep this many bytes."""
+
+    def usage(path: Path) -> SimpleNamespace:
+        used = 0
+        for each in path.glob("*.arrow"):
+            with suppress(FileNotFoundError):  # another process may delete it
+                used += each.stat().st_size
+        return SimpleNamespace(free=2 * max_bytes - used)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(cache_module, "_LOOK_AFTER", look_after)
+        patch.setattr(cache_module.shutil, "disk_usage", usage)
+        yield
 
 
 MakeBackend = Callable[..., ColumnarKeyedStateBackend]

@@ -25,6 +25,7 @@ from dagster_flinkpy.state.handles import RunHandle
 from dagster_flinkpy.state.keys import hash_keys
 from dagster_flinkpy.state.layout import TableLayout, make_sort_keys, sort_order
 from dagster_flinkpy.storage.local import LocalObjectStore
+from tests.state.conftest import small_disk
 
 ALL = KeyGroupRange(0, 127)
 LAYOUT = TableLayout("v", "VALUE", Types.LONG(), value_type=Types.LONG())
@@ -145,15 +146,16 @@ def test_the_least_recently_used_run_goes_first(store: LocalObjectStore, tmp_pat
     probe = RunCache(tmp_path / "probe")
     probe.put(*written[0])
     size = local_file(probe, written[0][0]).stat().st_size
-    cache = RunCache(tmp_path / "cache", max_bytes=size * 5 // 2)
-    for handle, table in written[:2]:
-        cache.put(handle, table)
-    first = cache.open(written[0][0], store)
-    cache.put(*written[2])
+    cache = RunCache(tmp_path / "cache")
+    with small_disk(size * 5 // 2):
+        for handle, table in written[:2]:
+            cache.put(handle, table)
+        first = cache.open(written[0][0], store)
+        cache.put(*written[2])
     kept = [local_file(cache, handle).exists() for handle, _ in written]
     assert kept == [True, False, True]
-    tiny = RunCache(tmp_path / "cache", max_bytes=1)
-    assert tiny.open(written[1][0], store).table().equals(written[1][1])  # What is in use stays,
+    with small_disk(1):
+        assert cache.open(written[1][0], store).table().equals(written[1][1])  # What is in use stays,
     assert [local_file(cache, handle).exists() for handle, _ in written] == [False, True, False]
     assert first.table().equals(written[0][1])  # The mapped file has the same content.
 
@@ -217,19 +219,17 @@ def test_a_run_that_is_dropped_is_read_from_the_store(store: LocalObjectStore, c
     assert cache.misses == 1
 
 
-def test_small_runs_add_up_to_little_more_than_the_cache_may_keep(
-    store: LocalObjectStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(cache_module, "_LOOKS", 4)
+def test_small_runs_add_up_to_little_more_than_the_cache_may_keep(store: LocalObjectStore, tmp_path: Path) -> None:
     written = [write(store, rows) for rows in range(10, 26)]
     probe = RunCache(tmp_path / "probe")
     probe.put(*written[-1])
     size = local_file(probe, written[-1][0]).stat().st_size
-    cache = RunCache(tmp_path / "cache", max_bytes=8 * size)
-    for handle, table in written:
-        cache.put(handle, table)
-        assert sum(path.stat().st_size for path in cache.directory.iterdir()) <= (8 + 8 // 4) * size
-        assert local_file(cache, handle).exists()
+    cache = RunCache(tmp_path / "cache")
+    with small_disk(8 * size, look_after=2 * size):
+        for handle, table in written:
+            cache.put(handle, table)
+            assert sum(path.stat().st_size for path in cache.directory.iterdir()) <= (8 + 8 // 4) * size
+            assert local_file(cache, handle).exists()
 
 
 LARGE = 100_000
@@ -333,10 +333,11 @@ def test_a_cache_killed_in_mid_write_heals(store: LocalObjectStore, cache: RunCa
 
 def _open_often(directory: str, store_directory: str, handles: list[RunHandle]) -> None:
     store = LocalObjectStore(store_directory)
-    cache = RunCache(directory, max_bytes=30_000)  # Space for one run.
-    for _ in range(20):
-        for handle in handles:
-            assert len(cache.open(handle, store)) == handle.rows
+    cache = RunCache(directory)
+    with small_disk(30_000):  # Space for one run.
+        for _ in range(20):
+            for handle in handles:
+                assert len(cache.open(handle, store)) == handle.rows
 
 
 def test_processes_share_a_cache_that_is_too_small_for_them(store: LocalObjectStore, cache: RunCache) -> None:

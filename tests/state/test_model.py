@@ -37,7 +37,7 @@ from dagster_flinkpy.state.reader import read_table
 from dagster_flinkpy.storage.local import LocalObjectStore
 from tests.examples import examples
 
-from .conftest import HASHMAP, make_panes
+from .conftest import HASHMAP, make_panes, small_disk
 from .deferred import Deferred
 
 MAX_PARALLELISM = 16
@@ -161,7 +161,7 @@ class Program(RuleBasedStateMachine):
     def start(self, parallelism: int, overlay_rows: int, late: bool, inline_below: int, heap: bool) -> None:
         self.directory = Path(tempfile.mkdtemp())
         self.store = LocalObjectStore(self.directory / "store")
-        self.cache = RunCache(self.directory / "cache", max_bytes=4000)
+        self.cache = RunCache(self.directory / "cache")
         self.heap = heap
         self.overlay_rows, self.late, self.inline_below = overlay_rows, late, inline_below
         self.key_type, self.pool = POOLS[self.kind]
@@ -426,7 +426,6 @@ def test_state_behaves_like_dicts(kind: str, monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr("dagster_flinkpy.state.cell_table._SPARE_CELLS", 2)  # cells are numbered anew often
     monkeypatch.setattr("dagster_flinkpy.state.backend.run_aside", Deferred)
     machine = type(f"Program_{kind}", (Program,), {"kind": kind})
-    run_state_machine_as_test(
-        machine,
-        settings=settings(max_examples=examples(15), stateful_step_count=30, suppress_health_check=list(HealthCheck)),
-    )
+    few = settings(max_examples=examples(15), stateful_step_count=30, suppress_health_check=list(HealthCheck))
+    with small_disk(4000, look_after=125):
+        run_state_machine_as_test(machine, settings=few)

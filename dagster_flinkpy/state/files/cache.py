@@ -53,10 +53,8 @@ _verified: set[tuple[str, int, int]] = set()
 _MOST_VERIFIED = 1 << 14
 """How many files are remembered. If there are more, all are forgotten, and each is verified again at its next use."""
 
-_LOOKS = 32
-"""How often a process looks for files to delete while it writes as many bytes as the cache may keep."""
 _LOOK_AFTER = 1 << 26
-"""After how many bytes it looks where the cache may keep what the disk has room for."""
+"""After how many written bytes a process looks for files to delete: looking at all takes longer than writing one."""
 _written: dict[Path, int] = {}
 """How many bytes this process has written to each directory since it last looked."""
 
@@ -225,15 +223,15 @@ def take_all(found: Sequence[tuple[Run, Indices]], name: str) -> pa.Array[Any]:
 class RunCache:
     """Keeps runs by content hash in a local directory, and drops the least recently used ones first.
 
+    It keeps as much as the disk then still has free. The last written run always stays. Each process may briefly exceed
+    the limit.
+
     Args:
         directory: The directory, which processes may share. It is created if it does not exist.
-        max_bytes: The maximum number of bytes to keep. The last written run always stays. Each process may briefly
-            exceed the limit by a 32nd. Default: as much as the disk then still has free.
     """
 
-    def __init__(self, directory: str | os.PathLike[str], max_bytes: int | None = None) -> None:
+    def __init__(self, directory: str | os.PathLike[str]) -> None:
         self.directory = Path(directory).absolute()
-        self.max_bytes = max_bytes
         self.hits = 0
         """Runs found in the cache."""
         self.misses = 0
@@ -383,11 +381,9 @@ class RunCache:
                 temporary.unlink()
             raise
         _remember((str(path), stat.st_ino, stat.st_mtime_ns))
-        # Looking at all files takes longer than writing one, so it is only done occasionally.
-        look_after = _LOOK_AFTER if self.max_bytes is None else self.max_bytes // _LOOKS
-        written = _written.get(self.directory, look_after) + stat.st_size
-        _written[self.directory] = written if written < look_after else 0
-        if written >= look_after:
+        written = _written.get(self.directory, _LOOK_AFTER) + stat.st_size
+        _written[self.directory] = written if written < _LOOK_AFTER else 0
+        if written >= _LOOK_AFTER:
             self._evict(name)
         return pa.ipc.open_file(pa.BufferReader(body)).get_batch(0)
 
@@ -405,11 +401,7 @@ class RunCache:
                     os.unlink(entry.path)
                 elif entry.name.endswith(".arrow"):
                     files.append((stat.st_atime_ns, stat.st_size, entry.path, entry.name))
-        there = sum(size for _, size, _, _ in files)
-        if self.max_bytes is None:
-            excess = (there - shutil.disk_usage(self.directory).free) // 2
-        else:
-            excess = there - self.max_bytes
+        excess = (sum(size for _, size, _, _ in files) - shutil.disk_usage(self.directory).free) // 2
         for _, size, path, name in sorted(files):
             if excess <= 0:
                 return
