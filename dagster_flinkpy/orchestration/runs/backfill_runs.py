@@ -155,7 +155,7 @@ def _runs_of(instance: DagsterInstance, backfill: str) -> list[RunRecord]:
 
 def _refuse_dead(instance: DagsterInstance, job: FlinkJob, ahead: DagsterRun, silent: float, order: str) -> None:
     """Raises if an earlier run counts as dead, given that it and all runs before it were silent for so long."""
-    if step_began(instance, ahead.run_id, job) is None:
+    if step_began(instance, ahead.run_id, job.dagster_name) is None:
         if silent >= _QUEUED_SECONDS:
             raise RestoreError(
                 f"partition {order}, whose run {ahead.run_id} of this backfill does not begin: it is "

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Sequence
 from datetime import datetime, timezone
 
-from dagster import AssetSpec, DagsterInstance, DagsterRun
+from dagster import AssetSpec, DagsterInstance, DagsterRun, DagsterRunStatus
 
 from dagster_flinkpy.common.clock import current_millis
 from dagster_flinkpy.orchestration.dagster_internals import BACKFILL_ID_TAG
@@ -20,6 +20,7 @@ __all__ = [
     "SILENT_SECONDS",
     "WaitLog",
     "await_exclusive_run",
+    "is_silent",
     "last_sign_of_life",
     "leads",
     "step_began",
@@ -85,8 +86,8 @@ def await_exclusive_run(
         others = [each for record in records if (each := record.dagster_run).run_id != run.run_id]
         if not others:
             return
-        mine = step_began(instance, run.run_id, job) or time.time()
-        steps = {other.run_id: step_began(instance, other.run_id, job) for other in others}
+        mine = step_began(instance, run.run_id, job.dagster_name) or time.time()
+        steps = {other.run_id: step_began(instance, other.run_id, job.dagster_name) for other in others}
         group_began = {_group(run): mine}
         for other in others:
             if (at := steps[other.run_id]) is not None:
@@ -126,6 +127,23 @@ def leads(leader: lease.LeaderRecord | None, run_id: str) -> bool:
     return leader is not None and leader.led_by == run_id and leader.alive(current_millis())
 
 
+def is_silent(instance: DagsterInstance, run: DagsterRun, step: str, leader: lease.LeaderRecord | None) -> bool:
+    """Returns whether a run counts as dead: its step has begun, but it neither leads the job nor writes to its log.
+
+    Args:
+        instance: Where runs are recorded.
+        run: The run, which has not ended.
+        step: Name of the job's step.
+        leader: Who leads the job.
+    """
+    return (
+        run.status == DagsterRunStatus.STARTED
+        and not leads(leader, run.run_id)
+        and step_began(instance, run.run_id, step) is not None
+        and time.time() - last_sign_of_life(instance, run) >= SILENT_SECONDS
+    )
+
+
 def last_sign_of_life(instance: DagsterInstance, run: DagsterRun) -> float:
     """Returns when a run last wrote to its log, or was created if it never did, in seconds since 1970."""
     newest = instance.get_records_for_run(run.run_id, limit=1, ascending=False).records
@@ -135,12 +153,11 @@ def last_sign_of_life(instance: DagsterInstance, run: DagsterRun) -> float:
     return record.create_timestamp.timestamp() if record else 0.0
 
 
-def step_began(instance: DagsterInstance, run_id: str, job: FlinkJob) -> float | None:
-    """Returns when the current try of the job's step began in a run, in seconds since 1970.
+def step_began(instance: DagsterInstance, run_id: str, step: str) -> float | None:
+    """Returns when the current try of a step began in a run, in seconds since 1970.
 
     Returns None if no try is running, such as between two tries.
     """
-    step = job.dagster_name
     for stats in instance.get_run_step_stats(run_id, [step]):
         if stats.step_key == step:
             return stats.partial_attempt_start

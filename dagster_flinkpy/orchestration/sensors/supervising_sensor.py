@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from dagster import (
@@ -21,6 +21,7 @@ from dagster_flinkpy.common.clock import current_millis, datetime_of_millis
 from dagster_flinkpy.errors import ConfigurationError
 from dagster_flinkpy.orchestration.flink_job import JOB_TAG
 from dagster_flinkpy.orchestration.run_config import FlinkRunConfig
+from dagster_flinkpy.orchestration.runs.exclusive_run import is_silent, last_sign_of_life, utc
 from dagster_flinkpy.orchestration.runs.runs_of_job import active_runs
 from dagster_flinkpy.orchestration.sensors.restart_sensor import (
     JobHistory,
@@ -56,6 +57,9 @@ def build_supervising_sensor(
     `build_restart_sensor`, whose place it takes: a job has one of the two sensors. Both start the Dagster job
     ``{job}_restart``, so Dagster refuses a code location that has both. A run that ``dagster/max_runtime`` ends has not
     failed, and is started again at once.
+
+    A run that Dagster takes for started, but that has neither led the job nor written to its log for five minutes, is
+    dead: its machine was lost, and nobody has told Dagster. Another one takes its place.
 
     It starts no run if the job was stopped with a savepoint, if its input has ended, if its last run was canceled, or
     if the strategy or the error forbids another attempt. A restore, or a start by hand, makes it start the job again.
@@ -110,7 +114,7 @@ def build_supervising_sensor(
         job_names = {target.job_id: job.name for target, job in zip(targets, jobs, strict=True)}
 
         def decide(target: FlinkTarget) -> RunRequest | str:
-            if reason := _reason_to_leave(target, context.instance, storage.child(target.job_id)):
+            if reason := _reason_to_leave(target, context.instance, storage.child(target.job_id), context.log.warning):
                 return reason
             return _start(target, context.instance, strategy, job_names[target.job_id], config, tags or {})
 
@@ -119,15 +123,22 @@ def build_supervising_sensor(
     return supervising_sensor
 
 
-def _reason_to_leave(target: FlinkTarget, instance: DagsterInstance, location: StorageLocation) -> str | None:
+def _reason_to_leave(
+    target: FlinkTarget, instance: DagsterInstance, location: StorageLocation, log: Callable[[str], None]
+) -> str | None:
     """Returns why the job needs no start, or None if nobody works on it and there is something left to do."""
     from dagster_flinkpy.checkpoint.store import CompletedCheckpointStore
 
     job = f"Job {target.job_id}"
-    if runs := active_runs(instance, target.job_id, target.keys):
-        return f"{job}: run {runs[0].run_id} works on it."
     store = CompletedCheckpointStore(location.open())
     leader, latest = store.leader(), store.latest()
+    for run in active_runs(instance, target.job_id, target.keys):
+        if not is_silent(instance, run, target.dagster_name, leader):
+            return f"{job}: run {run.run_id} works on it."
+        log(
+            f"{job}: run {run.run_id} is started, but has shown no sign of life since "
+            f"{utc(last_sign_of_life(instance, run))}. Its process is gone: set it to canceled in the UI."
+        )
     if leader is not None and leader.alive(current_millis()) and instance.get_run_by_id(leader.led_by) is None:
         until = f"{datetime_of_millis(leader.expires_at):%Y-%m-%d %H:%M:%S} UTC"
         return f"{job}: {leader.owner}, which is not a run of this instance, leads it until {until} at least."

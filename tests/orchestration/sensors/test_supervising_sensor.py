@@ -42,6 +42,7 @@ from dagster_flinkpy.orchestration import (
     flink_assets,
 )
 from dagster_flinkpy.orchestration.flink_job import JOB_TAG
+from dagster_flinkpy.orchestration.runs import exclusive_run
 from dagster_flinkpy.orchestration.runs.runs_of_job import RESTART_TAG
 from tests.orchestration.programs import word_count
 from tests.orchestration.sensors.test_restart_sensor import plan
@@ -120,6 +121,28 @@ def test_a_job_whose_run_has_ended_is_started_again(words: Supervised) -> None:
 def test_a_run_at_work_is_left_alone(words: Supervised, status: DagsterRunStatus) -> None:
     run = words.ran(status, asset_selection=frozenset({AssetKey(["words", "count"])}), tags={})
     assert words.tick() == f"Job words: run {run} works on it."
+
+
+def test_a_run_whose_machine_was_lost_is_replaced_although_it_is_started(
+    words: Supervised, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lost = words.ran(DagsterRunStatus.STARTED)
+    monkeypatch.setattr(exclusive_run, "SILENT_SECONDS", 0.0)
+    assert words.tick() == f"Job words: run {lost} works on it.", "its step has not begun"
+    started = DagsterEvent(DagsterEventType.STEP_START.value, "words_restart", step_key="words")
+    words.instance.report_dagster_event(started, lost)
+    words.complete(led_by=lost, lease=timedelta(hours=1))
+    assert words.tick() == f"Job words: run {lost} works on it.", "it leads the job"
+    words.complete(led_by=lost)
+    request = words.tick()
+    assert isinstance(request, RunRequest) and request.run_key == f"words-start-after-{lost}"
+    after = words.ran(DagsterRunStatus.STARTED, tags=dict(request.tags))
+    assert words.tick() == f"Job words: run {after} works on it."
+    run = words.instance.get_run_by_id(after)
+    assert run is not None
+    words.instance.report_run_failed(run)
+    again = words.tick(strategy=FixedDelayRestart(1, timedelta(0)))
+    assert isinstance(again, RunRequest) and again.tags[RESTART_TAG] == after
 
 
 def test_a_failed_run_is_started_again_as_the_strategy_says(words: Supervised) -> None:
