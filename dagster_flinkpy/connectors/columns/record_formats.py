@@ -29,7 +29,7 @@ from dagster_flinkpy.common.typeinfo import (
 )
 from dagster_flinkpy.connectors.columns.column_types import columns_of
 from dagster_flinkpy.connectors.columns.json_values import to_json_lines
-from dagster_flinkpy.connectors.columns.text_values import as_text, from_text
+from dagster_flinkpy.connectors.columns.text_values import as_text, check_finite, from_text
 from dagster_flinkpy.datastream.formats.json import JsonRowDeserializationSchema, JsonRowSerializationSchema
 from dagster_flinkpy.errors import SourceReadError
 
@@ -53,6 +53,10 @@ _IN_COLUMNS = (
     Types.DOUBLE(),
 )
 """What PyArrow's JSON reader understands as `_value` does."""
+
+
+_UNREADABLE = (ValueError, InvalidOperation, OverflowError, RecursionError)
+"""What a message raises that is no JSON, has values of other types, or a number or a nesting beyond all limits."""
 
 
 class UndecodableMessage(Exception):
@@ -123,6 +127,7 @@ class _JsonDecoder:
             if not _are_objects(lines, len(messages)):
                 lines = b"\n".join([text.strip(b" \t\r") for text in texts])
             try:
+                lines.decode()  # PyArrow does not look at members that it ignores
                 if _are_objects(lines, len(messages)):
                     return self._read(lines, len(messages))
             except ValueError:  # such as ArrowInvalid
@@ -136,6 +141,7 @@ class _JsonDecoder:
             raise pa.ArrowInvalid("not one object for each message")
         table.validate(full=True)
         columns = [table.column(field.name).combine_chunks() for field in self._read_as]
+        check_finite(columns)
         return self._converted(pa.StructArray.from_arrays(columns, fields=list(self._read_as)))
 
     def _one_by_one(self, messages: Messages) -> pa.Array:
@@ -150,7 +156,7 @@ class _JsonDecoder:
         try:
             value = None if message is None else json.loads(message, parse_float=Decimal)
             return _value("record", self._type, value, self._schema.fails_on_missing_field)
-        except (ValueError, InvalidOperation) as error:
+        except _UNREADABLE as error:
             return self._refused(index, error)
 
     def _checked(self, index: int, value: Any) -> Any:
@@ -193,6 +199,8 @@ def _in_columns(type_info: TypeInformation) -> bool:
 
 _TEXTS = (Types.SQL_DATE(), Types.SQL_TIME(), Types.SQL_TIMESTAMP(), Types.INSTANT())
 """What is text here, and converted for all records at once."""
+_BEYOND = 10**309
+"""Python raises an OverflowError for whole numbers that are beyond all floats."""
 _RANGES = {Types.BYTE(): 7, Types.SHORT(): 15, Types.INT(): 31, Types.LONG(): 63}
 
 
@@ -202,7 +210,7 @@ def wrong_member(row_type: RowTypeInfo, record: str) -> ValueError | None:
         _value("record", row_type, json.loads(record, parse_float=Decimal), fails=False)
     except json.JSONDecodeError:
         raise
-    except (ValueError, InvalidOperation) as error:
+    except _UNREADABLE as error:
         return ValueError(str(error))
     return None
 
@@ -245,7 +253,7 @@ def _scalar(name: str, type_info: TypeInformation, value: Any) -> Any:
             raise ValueError(f"{name} is {value}, which is no {type_info}")
         return value
     if type_info in (Types.FLOAT(), Types.DOUBLE()) and (number or isinstance(value, float)):  # NaN, Infinity
-        if number and math.isinf(float(value)):
+        if number and (abs(value) >= _BEYOND or math.isinf(float(value))):
             raise ValueError(f"{name} is {value}, which is no {type_info}")
         return float(value)
     if type_info in _TEXTS and isinstance(value, str):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from datetime import datetime
 from functools import partial
 
@@ -12,7 +13,7 @@ import pyarrow.compute as pc
 from dagster_flinkpy.common.arrow_columns import with_elements
 from dagster_flinkpy.connectors.columns.arrow_types import first_wrong, type_info_of
 
-__all__ = ["as_text", "from_text", "moment_of"]
+__all__ = ["as_text", "check_finite", "from_text", "moment_of"]
 
 _ZONE = re.compile(r"(Z|[+-]\d\d:?\d\d)$")
 
@@ -33,6 +34,20 @@ def as_text(wanted: pa.DataType) -> pa.DataType:
     if pa.types.is_map(wanted):
         return pa.map_(as_text(wanted.key_type), as_text(wanted.item_type))
     return wanted
+
+
+def check_finite(columns: Iterable[pa.Array]) -> None:
+    """Checks columns as PyArrow has read them from JSON: it makes some numbers infinite, such as ``2e308``.
+
+    Raises:
+        ArrowInvalid: There is one.
+    """
+    for column in columns:
+        kind = column.type
+        if pa.types.is_struct(kind) or pa.types.is_list(kind):
+            check_finite(column.flatten() if pa.types.is_struct(kind) else [column.flatten()])
+        elif pa.types.is_floating(kind) and pc.any(pc.is_inf(column)).as_py():
+            raise pa.ArrowInvalid("a number that becomes infinite")
 
 
 def from_text(name: str, column: pa.Array, wanted: pa.DataType) -> pa.Array:

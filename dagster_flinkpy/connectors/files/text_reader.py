@@ -15,7 +15,7 @@ import pyarrow.json as pa_json
 
 from dagster_flinkpy.common.typeinfo import RowTypeInfo
 from dagster_flinkpy.connectors.columns.record_formats import wrong_member
-from dagster_flinkpy.connectors.columns.text_values import as_text, from_text
+from dagster_flinkpy.connectors.columns.text_values import as_text, check_finite, from_text
 from dagster_flinkpy.connectors.files.text_content import TextFile, ends_of_records, location_of
 from dagster_flinkpy.connectors.sources.input_files import reading
 from dagster_flinkpy.connectors.sources.known_files import check_unchanged
@@ -193,6 +193,7 @@ def _json_parser(row_type: RowTypeInfo) -> Parse:
         read_options = pa_json.ReadOptions(use_threads=False, block_size=len(data) + 1)
         table = pa_json.read_json(pa.BufferReader(data), read_options=read_options, parse_options=options)
         _check_count(data, table.num_rows, ": each line must be one JSON object")
+        check_finite(column.combine_chunks() for column in table.columns)
         return _structs(table, fields)
 
     return parse

@@ -64,9 +64,11 @@ def test_json_is_parsed_in_columns(monkeypatch: pytest.MonkeyPatch) -> None:
     assert found == [{"n": 1, "s": "a\nb", "x": 2.5}, {"n": None, "s": None, "x": None}, {"n": None, "s": None, "x": 2}]
 
 
-@pytest.mark.parametrize(
-    "bad", [b"", b"x", b"{}{}", b'{"n": 1.5}', b'{"n": "1"}', b'{"s": 1}', b"[1]", b'{"s": "\xff"}', b"{"]
-)
+NO_OBJECTS = [b"", b"x", b"{}{}", b'{"n": 1.5}', b'{"n": "1"}', b'{"s": 1}', b"[1]", b'{"s": "\xff"}', b"{"]
+NO_OBJECTS += [b'{"other": "\xff"}', b'{"\xff": 1}', b"[" * 200_000, b'{"x": 2e308}', b'{"x": %d}' % 10**400]
+
+
+@pytest.mark.parametrize("bad", NO_OBJECTS, ids=lambda bad: repr(bad[:20]))
 def test_a_message_that_is_no_such_object_is_named_or_skipped(bad: bytes) -> None:
     with pytest.raises(UndecodableMessage) as raised:
         decoded(json_schema(), b'{"n": 1}', bad, b'{"n": 2}')
@@ -106,6 +108,9 @@ def test_both_parsers_agree(monkeypatch: pytest.MonkeyPatch) -> None:
         (Types.LONG(), "1.0"),
         (Types.LONG(), '"7"'),
         (Types.DOUBLE(), "1e400"),
+        (Types.DOUBLE(), "2e308"),
+        (Types.DOUBLE(), "9" * 400),
+        (Types.FLOAT(), "-" + "9" * 400),
         (Types.FLOAT(), "1e39"),
         (Types.DECIMAL(9, 2), "1.005"),
         (Types.SQL_DATE(), '"20240101"'),
