@@ -1,6 +1,6 @@
 """The sensor that triggers checkpoints periodically."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from datetime import timedelta
 
@@ -19,8 +19,8 @@ from dagster import (
 from dagster_flinkpy.common.clock import current_millis, epoch_millis, to_millis
 from dagster_flinkpy.errors import ConfigurationError
 from dagster_flinkpy.orchestration.flink_job import JOB_TAG
-from dagster_flinkpy.orchestration.runs.runs_of_job import CHECKPOINT_TAG, active_runs, runs_on
-from dagster_flinkpy.orchestration.sensors.targets import FlinkTarget, flink_targets, tick_result
+from dagster_flinkpy.orchestration.runs.runs_of_job import CHECKPOINT_TAG, runs_on
+from dagster_flinkpy.orchestration.sensors.targets import FlinkTarget, flink_targets, runs_alive, tick_result
 from dagster_flinkpy.orchestration.sensors.waiting_look import LookTime, WaitingLook
 from dagster_flinkpy.storage import StorageLocation
 
@@ -122,7 +122,8 @@ def build_checkpoint_sensor(
     another attempt.
 
     A run that goes on until it is told otherwise (``epochs: 0``) is asked for the checkpoint instead. So the sensor
-    completes a checkpoint at each interval, whoever runs the job.
+    completes a checkpoint at each interval, whoever runs the job. A run that Dagster takes for started, but that has
+    neither led the job nor written to its log for five minutes, is dead, and no reason to wait.
 
     Args:
         assets: What `flink_assets` returned.
@@ -175,7 +176,7 @@ def build_checkpoint_sensor(
 
         def decide(target: FlinkTarget) -> RunRequest | str:
             most = time.share()
-            status = _status(target, context.instance, storage)
+            status = _status(target, context.instance, storage, context.log.warning)
             if reason := reason_to_wait(status, policies[target.job_id], current_millis()):
                 return reason
             if status.runs_on is not None:
@@ -209,7 +210,9 @@ def _interval(target: FlinkTarget, given: timedelta | None) -> timedelta:
     return chosen
 
 
-def _status(target: FlinkTarget, instance: DagsterInstance, storage: StorageLocation) -> JobAtTick:
+def _status(
+    target: FlinkTarget, instance: DagsterInstance, storage: StorageLocation, log: Callable[[str], object]
+) -> JobAtTick:
     from dagster_flinkpy.checkpoint.metadata import METADATA_NAME
     from dagster_flinkpy.checkpoint.store import CompletedCheckpointStore
 
@@ -220,7 +223,7 @@ def _status(target: FlinkTarget, instance: DagsterInstance, storage: StorageLoca
     triggers = [epoch_millis(tried[0].create_timestamp)] if tried else []
     if latest:
         triggers.append(latest.timestamp_ms)
-    active = active_runs(instance, target.job_id, target.keys)
+    active = runs_alive(target, instance, CompletedCheckpointStore(store).leader(), log)
     return JobAtTick(
         job_id=target.job_id,
         last_checkpoint_id=latest.checkpoint_id if latest else None,

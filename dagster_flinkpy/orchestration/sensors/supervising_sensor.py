@@ -21,8 +21,6 @@ from dagster_flinkpy.common.clock import current_millis, datetime_of_millis
 from dagster_flinkpy.errors import ConfigurationError
 from dagster_flinkpy.orchestration.flink_job import JOB_TAG
 from dagster_flinkpy.orchestration.run_config import FlinkRunConfig
-from dagster_flinkpy.orchestration.runs.exclusive_run import is_silent, last_sign_of_life, utc
-from dagster_flinkpy.orchestration.runs.runs_of_job import active_runs
 from dagster_flinkpy.orchestration.sensors.restart_sensor import (
     JobHistory,
     default_strategy,
@@ -31,7 +29,7 @@ from dagster_flinkpy.orchestration.sensors.restart_sensor import (
     next_restart,
     restart_request,
 )
-from dagster_flinkpy.orchestration.sensors.targets import FlinkTarget, flink_targets, tick_result
+from dagster_flinkpy.orchestration.sensors.targets import FlinkTarget, flink_targets, runs_alive, tick_result
 from dagster_flinkpy.storage import StorageLocation
 
 if TYPE_CHECKING:
@@ -132,13 +130,8 @@ def _reason_to_leave(
     job = f"Job {target.job_id}"
     store = CompletedCheckpointStore(location.open())
     leader, latest = store.leader(), store.latest()
-    for run in active_runs(instance, target.job_id, target.keys):
-        if not is_silent(instance, run, target.dagster_name, leader):
-            return f"{job}: run {run.run_id} works on it."
-        log(
-            f"{job}: run {run.run_id} is started, but has shown no sign of life since "
-            f"{utc(last_sign_of_life(instance, run))}. Its process is gone: set it to canceled in the UI."
-        )
+    if runs := runs_alive(target, instance, leader, log):
+        return f"{job}: run {runs[0].run_id} works on it."
     if leader is not None and leader.alive(current_millis()) and instance.get_run_by_id(leader.led_by) is None:
         until = f"{datetime_of_millis(leader.expires_at):%Y-%m-%d %H:%M:%S} UTC"
         return f"{job}: {leader.owner}, which is not a run of this instance, leads it until {until} at least."

@@ -6,15 +6,26 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 
-from dagster import AssetKey, AssetsDefinition, RunRequest, SensorEvaluationContext, SensorResult
+from dagster import (
+    AssetKey,
+    AssetsDefinition,
+    DagsterInstance,
+    DagsterRun,
+    RunRequest,
+    SensorEvaluationContext,
+    SensorResult,
+)
 
 from dagster_flinkpy.errors import ConfigurationError, add_note, message_of
 from dagster_flinkpy.orchestration.dagster_internals import UnresolvedAssetJobDefinition
 from dagster_flinkpy.orchestration.flink_job import FlinkJob, dagster_name
 from dagster_flinkpy.orchestration.job_assets import asset_job, job_of
 from dagster_flinkpy.orchestration.metadata_set import FlinkMetadataSet
+from dagster_flinkpy.orchestration.runs.exclusive_run import is_silent, last_sign_of_life, utc
+from dagster_flinkpy.orchestration.runs.runs_of_job import active_runs
+from dagster_flinkpy.storage.lease import LeaderRecord
 
-__all__ = ["FlinkTarget", "flink_targets", "tick_result"]
+__all__ = ["FlinkTarget", "flink_targets", "runs_alive", "tick_result"]
 
 
 @dataclass(frozen=True)
@@ -69,6 +80,29 @@ def _target(assets: AssetsDefinition, builder: str) -> FlinkTarget:
     min_pause = timedelta(milliseconds=declared[0].checkpoint_min_pause_ms or 0)
     partitioned = assets.partitions_def is not None
     return FlinkTarget(job_id, tuple(assets.keys), interval, min_pause, partitioned, job_of(assets))
+
+
+def runs_alive(
+    target: FlinkTarget, instance: DagsterInstance, leader: LeaderRecord | None, log: Callable[[str], object]
+) -> list[DagsterRun]:
+    """Returns the runs of a job that are queued or alive. Those that Dagster takes for started, but are dead, are not.
+
+    Args:
+        target: The job.
+        instance: Where runs are recorded.
+        leader: Who leads the job.
+        log: Takes a line about each that is dead.
+    """
+    alive = []
+    for run in active_runs(instance, target.job_id, target.keys):
+        if is_silent(instance, run, target.dagster_name, leader):
+            log(
+                f"Job {target.job_id}: run {run.run_id} is started, but has shown no sign of life since "
+                f"{utc(last_sign_of_life(instance, run))}. Its process is gone: set it to canceled in the UI."
+            )
+        else:
+            alive.append(run)
+    return alive
 
 
 def tick_result(

@@ -11,6 +11,8 @@ import pytest
 from dagster import (
     AssetKey,
     AssetsDefinition,
+    DagsterEvent,
+    DagsterEventType,
     DagsterInstance,
     DagsterRunStatus,
     Definitions,
@@ -28,6 +30,7 @@ from dagster_flinkpy.checkpoint.store import CompletedCheckpointStore
 from dagster_flinkpy.errors import ConfigurationError, CorruptMetadataError
 from dagster_flinkpy.orchestration import CheckpointStorageResource, build_checkpoint_sensor, flink_assets
 from dagster_flinkpy.orchestration.flink_job import JOB_TAG
+from dagster_flinkpy.orchestration.runs import exclusive_run
 from dagster_flinkpy.orchestration.runs.runs_of_job import CHECKPOINT_TAG
 from dagster_flinkpy.orchestration.sensors import checkpoint_sensor
 from dagster_flinkpy.orchestration.sensors.checkpoint_sensor import (
@@ -224,6 +227,25 @@ def test_a_run_that_runs_on_is_asked_for_a_checkpoint(
     assert [order.kind for order in job.orders] == [RequestKind.CHECKPOINT] * 2
     complete(tmp_path, 9, ago=timedelta(0))
     assert "due in" in str(said())
+
+
+def test_a_run_whose_machine_was_lost_is_no_reason_to_wait(
+    tmp_path: Path,
+    tick: Any,
+    assets: list[AssetsDefinition],
+    instance: DagsterInstance,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    complete(tmp_path, 4)
+    lost = create_run_for_test(instance, tags={JOB_TAG: "words"}, status=DagsterRunStatus.STARTED)
+    started = DagsterEvent(DagsterEventType.STEP_START.value, lost.job_name, step_key="words")
+    instance.report_dagster_event(started, lost.run_id)
+    sensor = build_checkpoint_sensor(assets, interval=MINUTE)
+    assert tick(sensor).skip_message == f"Job words: run {lost.run_id} is still working on it."
+    monkeypatch.setattr(exclusive_run, "SILENT_SECONDS", 0.0)
+    assert tick(sensor).run_requests
+    assert f"run {lost.run_id} is started, but has shown no sign of life since" in capsys.readouterr().err
 
 
 def test_runs_of_other_jobs_do_not_matter(tick: Any, assets: list[AssetsDefinition], instance: DagsterInstance) -> None:
