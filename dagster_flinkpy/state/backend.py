@@ -194,7 +194,7 @@ class ColumnarKeyedStateBackend:
             CorruptStateError: A state file is missing or damaged; the message names it.
         """
         if not beside:
-            self._make_room()
+            self.make_room()
         return self._touch_column(key_column, hashes)
 
     def set_current_key(self, key: Any) -> None:
@@ -382,7 +382,7 @@ class ColumnarKeyedStateBackend:
     @property
     def _of_timers(self) -> dict[str, Any]:
         """The arguments of timers that other tables do not have."""
-        return {"make_room": self._make_room, "touch": self._touch_column}
+        return {"make_room": self.make_room, "touch": self._touch_column}
 
     def _declare(self, identity: TableId, table: T) -> T:
         self._check(identity, table)
@@ -540,7 +540,8 @@ class ColumnarKeyedStateBackend:
         except TypeMismatchError as error:
             raise TypeMismatchError(f"operator {self._operator!r}: {error}") from error
 
-    def _make_room(self) -> None:
+    def make_room(self) -> None:
+        """Writes state early if it is full. The seats of all keys so far are no longer valid then."""
         if self.is_full:
             self.flush()
 

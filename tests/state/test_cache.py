@@ -180,7 +180,7 @@ def test_copies_take_no_more_of_a_disk_than_they_leave_free(
     assert [local_file(cache, handle).exists() for handle, _ in written] == [False, True, True]
 
 
-def test_copies_make_room_on_a_disk_that_others_have_filled(
+def test_copiesmake_room_on_a_disk_that_others_have_filled(
     store: LocalObjectStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     written = [write(store, rows) for rows in (1001, 1000, 1002)]

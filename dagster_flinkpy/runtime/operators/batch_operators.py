@@ -37,14 +37,14 @@ class _ColumnState(BatchState):
         self._backend, self._uid = backend, uid
         self._tables: dict[str, tuple[ValueStateDescriptor, CellTable]] = {}
         self._keys: KeyColumn | None = None
-        self._seats: npt.NDArray[np.int64] = np.zeros(0, dtype=np.int64)
+        self._seats: npt.NDArray[np.int64] | None = None
         self._others: tuple[Any, npt.NDArray[np.int64]] | None = None
         """Other keys, and their seats: a function often reads and writes the same ones."""
 
     def select(self, keys: KeyColumn) -> None:
-        """Selects the keys of a batch."""
-        self._keys, self._others = keys, None
-        self._seats = touch_keys(self._backend, keys)
+        """Selects the keys of a batch. Their state is read when it is asked for, often for distinct keys only."""
+        self._keys, self._seats, self._others = keys, None, None
+        self._backend.make_room()
 
     def lookup(self, descriptor: ValueStateDescriptor, keys: pa.Array[Any]) -> pa.Array[Any]:
         return self._table(descriptor).lookup(self._seats_of(descriptor, keys))
@@ -76,6 +76,8 @@ class _ColumnState(BatchState):
         if bound is None:
             raise ConfigurationError(f"operator {self._uid!r}: state can only be used in process_batch()")
         if keys is bound.column:
+            if self._seats is None:
+                self._seats = touch_keys(self._backend, bound, beside=True)
             return self._seats
         if self._others is not None and keys is self._others[0]:
             return self._others[1]

@@ -114,13 +114,13 @@ class KeyedContext(RecordContext):
         return self.domain
 
 
-def touch_keys(backend: ColumnarKeyedStateBackend, keys: KeyColumn) -> npt.NDArray[np.int64]:
-    """Reads the state of all keys of a batch at once, and returns the seat of each."""
+def touch_keys(backend: ColumnarKeyedStateBackend, keys: KeyColumn, *, beside: bool = False) -> npt.NDArray[np.int64]:
+    """Reads the state of all keys of a batch at once, and returns the seat of each. See ``touch_column``."""
     encoded = keys.encoded
     if encoded is None:
-        return backend.touch_column(keys.column, keys.hashes)
+        return backend.touch_column(keys.column, keys.hashes, beside=beside)
     distinct = encoded.dictionary
-    seats = backend.touch_column(distinct, hash_keys(keys.type_info, distinct))
+    seats = backend.touch_column(distinct, hash_keys(keys.type_info, distinct), beside=beside)
     of_rows: npt.NDArray[np.int64] = seats[encoded.indices.to_numpy()]
     return of_rows
 

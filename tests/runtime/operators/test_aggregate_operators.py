@@ -249,7 +249,7 @@ def test_state_that_does_not_fit_in_memory(records, runs):
 
     expected = run(program, [replace(each, in_columns=False) for each in runs], random_order(0))
     with one_phase(), pytest.MonkeyPatch.context() as patch:
-        patch.setattr("dagster_flinkpy.state.backend.ColumnarKeyedStateBackend._make_room", lambda self: self.flush())
+        patch.setattr("dagster_flinkpy.state.backend.ColumnarKeyedStateBackend.make_room", lambda self: self.flush())
         assert run(program, runs, random_order(0)) == expected
 
 

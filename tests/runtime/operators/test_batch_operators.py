@@ -18,6 +18,7 @@ from dagster_flinkpy.datastream import KeyedBatchFunction, KeyedProcessFunction,
 from dagster_flinkpy.datastream.state import ListStateDescriptor, ValueStateDescriptor
 from dagster_flinkpy.errors import ConfigurationError, TypeMismatchError, UserFunctionError
 from dagster_flinkpy.runtime.task import operator_task
+from dagster_flinkpy.state.backend import ColumnarKeyedStateBackend
 from tests.examples import examples
 from tests.runtime.harness import HarnessAttempt, collect_all, collect_graph, collected, random_order
 from tests.runtime.programs import environment, events
@@ -213,6 +214,22 @@ def test_other_kinds_of_state(tmp_path):
 
     with pytest.raises(ConfigurationError, match="needs a ValueStateDescriptor"):
         run(ask, tmp_path)
+
+
+def test_state_is_read_of_keys_that_are_asked_for_and_kept_for_the_whole_batch(tmp_path):
+    def some(keys: Any, batch: Any, state: Any) -> Any:
+        touched = [state._backend.statistics.keys_touched]
+        state.update(TOTAL, pa.array(["b"]), pa.array([7]))
+        touched.append(state._backend.statistics.keys_touched)
+        found = state.lookup(TOTAL, keys)
+        touched.append(state._backend.statistics.keys_touched)
+        yield pa.record_batch({"key": keys, "total": found})
+        yield pa.table({"key": ["touched"] * 3, "total": touched})
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(ColumnarKeyedStateBackend, "make_room", lambda self: self.flush())
+        rows = [tuple(row) for row in run(some, tmp_path)]
+    assert rows == [("a", None), ("b", 7), ("a", None), ("touched", 0), ("touched", 1), ("touched", 2)]
 
 
 def test_keys_of_another_subtask(tmp_path):
