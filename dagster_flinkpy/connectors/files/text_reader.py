@@ -193,6 +193,7 @@ def _json_parser(row_type: RowTypeInfo) -> Parse:
         read_options = pa_json.ReadOptions(use_threads=False, block_size=len(data) + 1)
         table = pa_json.read_json(pa.BufferReader(data), read_options=read_options, parse_options=options)
         _check_count(data, table.num_rows, ": each line must be one JSON object")
+        table.validate(full=True)  # PyArrow reads text that is not UTF-8
         check_finite(column.combine_chunks() for column in table.columns)
         return _structs(table, fields)
 
