@@ -138,6 +138,9 @@ class IcebergCommitter(LakeCommitter[Table]):
         if change.added or change.removed:
             update = transaction.update_snapshot(self._table.summary(checkpoint_id, digest), branch=branch)
             with update.overwrite() if change.removed else update.merge_append() as producer:
+                # One for each manifest: pyiceberg shares one among threads, which then misses files that are removed.
+                build = producer._build_manifest_evaluator
+                producer._build_manifest_evaluator = lambda spec: lambda manifest: build(spec)(manifest)
                 for file in change.removed:
                     producer.delete_data_file(file)
                 for file in change.added:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from datetime import date, datetime
 from decimal import Decimal
 from pathlib import Path
+from threading import Barrier, current_thread
 from typing import Any
 
 import polars as pl
@@ -16,7 +18,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pyiceberg.catalog.sql import SqlCatalog
 from pyiceberg.exceptions import CommitStateUnknownException
+from pyiceberg.expressions.visitors import _ManifestEvalVisitor, visit
+from pyiceberg.manifest import ManifestFile
 from pyiceberg.table import Table
+from pyiceberg.utils.concurrent import ExecutorFactory
 
 from dagster_flinkpy.common import Row, Types
 from dagster_flinkpy.common.typeinfo import TypeInformation
@@ -279,6 +284,39 @@ def test_a_partition_that_runs_again_replaces_its_rows(sink: IcebergSink) -> Non
     assert opened(sink).scan().to_arrow().column("day").to_pylist() == ["2026-02"] * 2
     with pytest.raises(ConfigurationError, match="the job has no time partitions"):
         stage(sink, 1)
+
+
+class SideBySide(ThreadPoolExecutor):
+    """Runs the calls of a map in a thread each. All look at their manifests before one of them goes on."""
+
+    barrier = Barrier(1)
+
+    def map(self, function: Any, *items: Any, **_: Any) -> Any:
+        calls = list(zip(*items, strict=True))
+        type(self).barrier = Barrier(len(calls))
+        with ThreadPoolExecutor(len(calls), "side by side") as threads:
+            return iter([each.result() for each in [threads.submit(function, *call) for call in calls]])
+
+
+def test_threads_that_look_for_replaced_files_do_not_get_in_the_way_of_each_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An evaluator of pyiceberg keeps the manifest that it looks at, and each of its producers has only one."""
+    sink = sink_in(tmp_path, partition_column="day")
+    for number, day in enumerate("abc", 1):
+        commit(sink, stage(sink, number, checkpoint_id=number, partition=day))
+
+    def look(self: _ManifestEvalVisitor, manifest: ManifestFile) -> bool:
+        self.partition_fields = manifest.partitions or []
+        if current_thread().name.startswith("side by side"):
+            SideBySide.barrier.wait()
+        return visit(self.partition_filter, self)
+
+    monkeypatch.setattr(_ManifestEvalVisitor, "eval", look)
+    monkeypatch.setattr(ExecutorFactory, "get_or_create", lambda: SideBySide(4))
+    for number, day in enumerate("abc", 4):
+        commit(sink, stage(sink, number, checkpoint_id=number, partition=day))
+    assert rows(sink) == [4, 5, 6]
 
 
 def test_rows_replace_rows_with_the_same_key(sink: IcebergSink) -> None:
