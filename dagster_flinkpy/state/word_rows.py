@@ -6,7 +6,8 @@ Java say little about some keys: with ids of 0 to n, n * n pairs share 32 * n of
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping, Sequence
+import math
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from functools import lru_cache
 from typing import Any
 
@@ -31,6 +32,7 @@ _HALF = np.uint64(32)
 _MASKS = np.array([(1 << 8 * size) - 1 for size in range(9)], dtype=np.uint64)
 _LEAST_BITS = 10
 _BLOCK = 1 << 14  # How many rows are processed at a time: their temporaries stay in the processor's cache.
+_SAMPLE = 256  # How many rows say whether the bytes of a word may be digits.
 
 
 @lru_cache(maxsize=256)
@@ -190,15 +192,49 @@ def distinct_words(words: Words, rows: int) -> tuple[Integers, Integers]:
 
 def _codes(words: Words, ranges: Mapping[int, tuple[int, int]], rows: int) -> Integers | None:
     """Returns small numbers that are equal where words are, which saves hashing; None if they would not be small."""
-    size = 1
-    for least, most in ranges.values():
-        size *= most - least + 1
-        if size > 4 * rows:
+    # digits: of a number, the first one counts most. Each is a word, or a byte of one, such as a digit of an id: its
+    # position, shift and mask, its least value, and how many it may have.
+    most_codes = 4 * rows
+    size, digits = 1, list[tuple[int, int, int, int, int]]()
+    for position, (least, most) in ranges.items():
+        parts = [(0, -1, least, most)]
+        if most - least >= most_codes:
+            word = words[position]
+            if rows < _BLOCK or _count(_byte_ranges(word[:_SAMPLE])) * size > most_codes:
+                return None
+            parts = [(8 * i, 0xFF, *of_byte) for i, of_byte in enumerate(_byte_ranges(word))]
+        digits += [(position, shift, mask, low, high - low + 1) for shift, mask, low, high in parts if low < high]
+        size *= _count(part[2:] for part in parts)
+        if size > most_codes:
             return None
     codes = np.zeros(rows, dtype=np.int64)
-    for position, (least, most) in ranges.items():
-        codes = codes * (most - least + 1) + (words[position] - least)
+    for start in range(0, rows, _BLOCK):
+        block = codes[start : start + _BLOCK]
+        for position, shift, mask, least, count in digits:
+            digit = words[position][start : start + _BLOCK]
+            if mask > 0:
+                digit = digit >> shift & mask
+            block *= count
+            block += digit
+            block -= least
     return codes
+
+
+def _count(ranges: Iterable[tuple[int, int]]) -> int:
+    """Returns how many combinations there are of values that are each in a range."""
+    return math.prod(most - least + 1 for least, most in ranges)
+
+
+def _byte_ranges(word: Integers) -> list[tuple[int, int]]:
+    """Returns the least and greatest value of each byte of a word, the lowest byte first."""
+    # wide: uint8, 64 rows in a line, which numpy compares at once; rest: uint8, a line for each of the rows left.
+    lines = len(word) // 64
+    wide, rest = word[: 64 * lines].view(np.uint8).reshape(lines, 512), word[64 * lines :].view(np.uint8).reshape(-1, 8)
+    least = wide.min(axis=0, initial=255).reshape(64, 8).min(axis=0)
+    most = wide.max(axis=0, initial=0).reshape(64, 8).max(axis=0)
+    least = np.minimum(least, rest.min(axis=0, initial=255))
+    most = np.maximum(most, rest.max(axis=0, initial=0))
+    return list(zip(least.tolist(), most.tolist(), strict=True))
 
 
 def _owners(words: Words, hashes: npt.NDArray[np.uint64]) -> Integers:

@@ -169,6 +169,36 @@ def test_rows_of_small_numbers_are_told_apart_without_hashes(rows):
     assert len(first) == len(distinct)
 
 
+FEW = st.none() | st.text(alphabet="01é\0", max_size=3)
+PREFIXES = st.sampled_from(["", "x", "customer-", "7" * 62])
+
+
+@given(
+    st.lists(st.tuples(FEW, st.integers(-1, 1) | st.just(-(2**63))), min_size=1, max_size=30),
+    PREFIXES,
+    st.integers(0, 3),
+)
+def test_texts_whose_bytes_have_few_values_are_told_apart(rows, prefix, cut):
+    kind = Types.TUPLE([Types.STRING(), Types.LONG()])
+    rows = [(None if text is None else prefix + text, number) for text, number in rows]
+    column = kind.to_arrow([("", 0)] * cut + rows * 70).slice(cut)
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(word_rows, "_BLOCK", 64)
+        patched.setattr(word_rows, "_SAMPLE", 8)
+        first, codes = distinct_rows(column)
+    distinct = list(dict.fromkeys(rows))
+    assert [rows[i % len(rows)] for i in first] == distinct
+    assert [distinct[code] for code in codes] == rows * 70
+
+
+def test_ids_with_leading_zeros_are_told_apart_without_hashes(monkeypatch):
+    texts = [f"customer-{i * 7919 % 100_000:08}" for i in range(130_000)]
+    monkeypatch.setattr(word_rows, "_hashes", None)
+    first, codes = distinct_rows(pa.array(texts))
+    assert first.tolist() == list(range(100_000))
+    assert codes.tolist() == [i % 100_000 for i in range(130_000)]
+
+
 def test_many_rows_are_found():
     for texts in ([f"customer-{i:07}" for i in range(20_000)], [f"{i:05}" * (i % 14) + str(i) for i in range(20_000)]):
         column, index = pa.array(texts), RowIndex()
