@@ -24,15 +24,15 @@ _MASK = (1 << 64) - 1
 
 
 @dataclass(frozen=True)
-class _Numbers:
-    """Integers or floats that are stored as they are."""
+class _Floats:
+    """Floating-point numbers."""
 
     values: npt.NDArray[Any]
 
 
 @dataclass(frozen=True)
-class _Packed:
-    """Packed integers; see `packed_columns`."""
+class _Integers:
+    """Integers; see `packed_columns`. Those that are stored as they are have no rest, no shift and the base 0."""
 
     top: npt.NDArray[Any]
     rest: npt.NDArray[Any] | None
@@ -52,7 +52,7 @@ class _Structs:
     fields: Sequence[ColumnReader]
 
 
-ColumnReader = _Numbers | _Packed | _Flags | _Structs
+ColumnReader = _Floats | _Integers | _Flags | _Structs
 """What reads some rows of a column without Arrow, whose calls take longer than a few rows."""
 
 
@@ -67,7 +67,7 @@ def reader_of(column: Any, packing: PackedColumn | None) -> ColumnReader | None:
     if column.null_count:
         return None
     if isinstance(packing, PackedIntegers):
-        return _Packed(column.field(0).to_numpy(), column.field(1).to_numpy() if packing.shift else None, packing)
+        return _Integers(column.field(0).to_numpy(), column.field(1).to_numpy() if packing.shift else None, packing)
     if pa.types.is_struct(kind):
         packings = packing.fields if isinstance(packing, PackedStruct) else [None] * kind.num_fields
         fields = [reader_of(column.field(i), each) for i, each in enumerate(packings)]
@@ -76,8 +76,10 @@ def reader_of(column: Any, packing: PackedColumn | None) -> ColumnReader | None:
     if pa.types.is_boolean(kind):
         bits = np.frombuffer(column.buffers()[1], dtype=np.uint8) if column.true_count else None
         return _Flags(bits, column.offset)
-    if pa.types.is_integer(kind) or pa.types.is_floating(kind):
-        return _Numbers(column.to_numpy())
+    if pa.types.is_integer(kind):
+        return _Integers(column.to_numpy(), None, PackedIntegers(kind, 0, 0))
+    if pa.types.is_floating(kind):
+        return _Floats(column.to_numpy())
     return None
 
 
@@ -114,21 +116,18 @@ def _flags(readers: Sequence[_Flags], rows: Sequence[Indices]) -> npt.NDArray[np
     return values
 
 
-def _floats(readers: Sequence[_Numbers], rows: Sequence[Indices]) -> npt.NDArray[Any]:
+def _floats(readers: Sequence[_Floats], rows: Sequence[Indices]) -> npt.NDArray[Any]:
     return np.concatenate([reader.values[own] for reader, own in zip(readers, rows, strict=True)])
 
 
-def _integers(readers: Sequence[_Numbers | _Packed], rows: Sequence[Indices], kind: np.dtype[Any]) -> npt.NDArray[Any]:
-    # tops, rests: uint64, one a value. shifts, bases: uint64, one a column. Integers that are stored as they are have
-    # neither rests nor a base: as uint64, negative ones count modulo 2^64, and so do bases.
+def _integers(readers: Sequence[_Integers], rows: Sequence[Indices], kind: np.dtype[Any]) -> npt.NDArray[Any]:
+    # tops, rests: uint64, one a value. shifts, bases: uint64, one a column. Negative integers and bases count modulo
+    # 2^64.
     counts = [*map(len, rows)]
     tops = np.empty(sum(counts), dtype=np.uint64)
     rests = np.zeros(len(tops), dtype=np.uint64)
     shifts, bases = np.zeros((2, len(readers)), dtype=np.uint64)
     for i, (reader, own, place) in enumerate(zip(readers, rows, _places(rows), strict=True)):
-        if isinstance(reader, _Numbers):
-            tops[place] = reader.values[own]
-            continue
         tops[place] = reader.top[own]
         shifts[i], bases[i] = reader.packing.shift, reader.packing.base & _MASK
         if reader.rest is not None:

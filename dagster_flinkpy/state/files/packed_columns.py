@@ -43,11 +43,8 @@ class PackedIntegers:
 
     def unpack(self, column: Any) -> Column:
         """Returns the integers of a column."""
-        rest = column.field(1).to_numpy() if self.shift else None
-        return self._joined(column.field(0).to_numpy(), rest, column)
-
-    def _joined(self, top: npt.NDArray[Any], rest: npt.NDArray[Any] | None, nulls_of: Column | None) -> Column:
-        # top, rest: unsigned, one a row.
+        # top, rest: unsigned, values: uint64, one a row.
+        top, rest = column.field(0).to_numpy(), column.field(1).to_numpy() if self.shift else None
         values = np.empty(len(top), dtype=np.uint64)
         for part in _parts(len(top)):
             own = values[part]
@@ -55,9 +52,7 @@ class PackedIntegers:
             if rest is not None:
                 own |= rest[part]
             own += np.uint64(self.base & _MASK)
-        mask = None
-        if nulls_of is not None and nulls_of.null_count:
-            mask = nulls_of.is_null().to_numpy(zero_copy_only=False)
+        mask = column.is_null().to_numpy(zero_copy_only=False) if column.null_count else None
         signed = values if self.kind == pa.uint64() else values.view(np.int64)
         return pa.array(signed.astype(self.kind.to_pandas_dtype(), copy=False), mask=mask)
 
@@ -87,8 +82,8 @@ def _fields(column: Any) -> list[Column]:
     return [column.field(i) for i in range(column.type.num_fields)]
 
 
-def _struct(fields: list[Column], kind: Any, nulls_of: Column | None) -> Column:
-    mask = nulls_of.is_null() if nulls_of is not None and nulls_of.null_count else None
+def _struct(fields: list[Column], kind: Any, nulls_of: Column) -> Column:
+    mask = nulls_of.is_null() if nulls_of.null_count else None
     return pa.StructArray.from_arrays(fields, fields=[*kind], mask=mask)
 
 
