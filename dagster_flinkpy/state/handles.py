@@ -247,6 +247,21 @@ class KeyedSnapshot(JsonRecord, error=CorruptMetadataError):
             tables.append(replace(table, runs=tuple(run for run in clipped if run is not None)))
         return KeyedSnapshot(both, tuple(tables))
 
+    def parts(self, most_rows: int) -> Iterator[KeyedSnapshot]:
+        """Divides the state by key groups, in order, until each part has at most so many rows, or a single key group.
+
+        A key has all its states in one part.
+        """
+        first, last = self.key_groups.start, self.key_groups.end
+        if self.rows <= most_rows or first == last:
+            yield self
+            return
+        middle = (first + last) // 2
+        for half in (KeyGroupRange(first, middle), KeyGroupRange(middle + 1, last)):
+            part = self.restrict(half)
+            assert part is not None, "it is a half of the key groups"
+            yield from part.parts(most_rows)
+
     @staticmethod
     def concat(snapshots: Iterable[KeyedSnapshot], key_groups: KeyGroupRange) -> KeyedSnapshot:
         """Returns the state of one subtask, made from parts of several old ones that share no key group.

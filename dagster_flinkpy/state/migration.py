@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any, TypeAlias
 
@@ -62,7 +62,7 @@ def migrate_snapshot(
     what = f"the migration of the state of operator {operator!r}"
     layouts: dict[str, TableLayout] = {}
     runs: dict[str, list[RunHandle]] = {}
-    for part in _parts(snapshot):
+    for part in snapshot.parts(_BATCH_ROWS):
         rows = {
             table.name: _columns(table, store)
             for table in part.tables
@@ -80,19 +80,6 @@ def migrate_snapshot(
     return replace(
         snapshot, tables=tuple(sorted([*tables, *timers], key=lambda each: (each.kind == "TIMER", each.name)))
     )
-
-
-def _parts(snapshot: KeyedSnapshot) -> Iterator[KeyedSnapshot]:
-    """Divides a snapshot by key groups, until the parts are small. A key has all its states in one part."""
-    groups = snapshot.key_groups
-    if snapshot.rows <= _BATCH_ROWS or groups.number_of_key_groups == 1:
-        yield snapshot
-        return
-    middle = (groups.start + groups.end) // 2
-    for half in (KeyGroupRange(groups.start, middle), KeyGroupRange(middle + 1, groups.end)):
-        part = snapshot.restrict(half)
-        assert part is not None, "it is a half of the key groups"
-        yield from _parts(part)
 
 
 def _columns(table: TableSnapshot, store: ObjectStore) -> pa.Table:

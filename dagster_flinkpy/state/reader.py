@@ -19,7 +19,7 @@ from dagster_flinkpy.state.files.compaction import SECTION_ROWS
 from dagster_flinkpy.state.files.operator_state import read_partitions
 from dagster_flinkpy.state.files.run_file import clip_rows, read_columns, read_run
 from dagster_flinkpy.state.files.runs import in_layout
-from dagster_flinkpy.state.handles import Json, RunHandle, TableSnapshot
+from dagster_flinkpy.state.handles import Json, KeyedSnapshot, RunHandle, TableSnapshot
 from dagster_flinkpy.state.keys import hash_keys
 from dagster_flinkpy.state.layout import (
     SortKeys,
@@ -94,13 +94,9 @@ def parts_of(table: TableSnapshot) -> Iterator[TableSnapshot]:
         table: A table of one subtask's snapshot.
     """
     first = min((run.key_groups.start for run in table.runs), default=0)
-    last = max((run.key_groups.end for run in table.runs), default=-1)
-    if table.rows <= SECTION_ROWS or first >= last:
-        yield table
-        return
-    middle = (first + last) // 2
-    for half in (KeyGroupRange(first, middle), KeyGroupRange(middle + 1, last)):
-        yield from parts_of(replace(table, runs=tuple(run for each in table.runs if (run := each.clip(half)))))
+    last = max((run.key_groups.end for run in table.runs), default=0)
+    whole = KeyedSnapshot(KeyGroupRange(first, last), (table,))
+    return (part.tables[0] for part in whole.parts(SECTION_ROWS))
 
 
 def read_table(table: TableSnapshot, store: ObjectStore, keys: KeySet | None = None) -> pa.Table:
