@@ -314,7 +314,7 @@ def test_threads_that_look_for_replaced_files_do_not_get_in_the_way_of_each_othe
 
     monkeypatch.setattr(_ManifestEvalVisitor, "eval", look)
     monkeypatch.setattr(ExecutorFactory, "get_or_create", lambda: SideBySide(4))
-    for number, day in enumerate("abc", 4):
+    for number, day in enumerate("cba", 4):
         commit(sink, stage(sink, number, checkpoint_id=number, partition=day))
     assert rows(sink) == [4, 5, 6]
 
