@@ -104,7 +104,7 @@ class _Range(JsonRecord):
 
 
 @dataclass
-class _Place(JsonRecord):
+class _Assigned(JsonRecord):
     """How far the rows of a table are assigned."""
 
     columns: list[str]
@@ -144,11 +144,11 @@ class PostgresEnumerator(EndingEnumerator):
         super().__init__(source.limits)
         self._source, self._checked = source, False
         self._delay = _DELAY if source.delay is None else source.delay
-        self._at = _Place(list(source.columns), 0)
+        self._at = _Assigned(list(source.columns), 0)
         self._behind = 0
         """How many rows that could be read were not planned."""
         if restored is not None:
-            self._at, before = _Place.from_json(restored), self._at
+            self._at, before = _Assigned.from_json(restored), self._at
             self._ended = position_field(restored, "ended", bool)
             if self._at.columns != before.columns:
                 raise ValueError(f"it is a position in {self._at.columns}, but the source is read by {before.columns}")
