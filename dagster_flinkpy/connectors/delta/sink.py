@@ -36,7 +36,7 @@ class DeltaSink(LakeSink):
         sort_by: Columns by which the rows of each file are sorted, nulls last. Default: as they come.
         max_file_bytes: The size after which a file is full and another one begins. Default: a checkpoint ends it.
         partition_column: A text column that the sink fills with the key of the Dagster partition. It must not be one of
-            the fields. It is the first partition column of the table.
+            the fields, nor named ``partition``. It is the first partition column of the table.
         key: Columns that identify a row: it replaces the row with the same key. Text, whole numbers, booleans, dates or
             timestamps. Of several rows of a checkpoint with the same key the last one counts. Subtasks then stage their
             rows, and the driver merges them into the table. Default: rows are appended.

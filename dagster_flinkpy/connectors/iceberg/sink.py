@@ -56,7 +56,7 @@ class IcebergSink(LakeSink):
             checkpoint with the same key the last one counts. Subtasks then stage their rows, and the driver writes
             them, together with the rows that stay in the files of replaced ones.
         partition_column: A column that the sink fills with the key of the Dagster partition. The table is partitioned
-            by it. It must not be one of the fields.
+            by it. It must not be one of the fields, nor named ``partition``.
         merge_schema: Whether columns that the table does not have are added to it, when the job starts. Rows that are
             there have null in them. Branches have the same columns. Default: the job is refused.
         branch: The branch of the table to which snapshots are added, as with Iceberg's ``toBranch`` of Flink. Other

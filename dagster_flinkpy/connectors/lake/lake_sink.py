@@ -46,6 +46,11 @@ class LakeSink(TwoPhaseCommittingSink):
     ) -> None:
         if partition_column is not None:
             check_name(f"{type(self).__name__}() as partition_column", partition_column)
+            if partition_column == "partition":
+                raise ConfigurationError(
+                    f"{type(self).__name__}() cannot fill a column 'partition': folders of that name tell Dagster's "
+                    "partitions, and not the values of a column. Give partition_column another name"
+                )
         if isinstance(key, str):
             raise ConfigurationError(f"key must be a list of columns, such as [{key!r}]")
         self.files, self.staged, self.location = files, staged, files.location

@@ -7,12 +7,12 @@ import pyarrow as pa
 from dagster_flinkpy.common.clock import current_millis
 from dagster_flinkpy.common.typeinfo import TypeInformation
 from dagster_flinkpy.connectors.columns.column_types import columns_of
-from dagster_flinkpy.connectors.commit.staged_files import value_folder
+from dagster_flinkpy.connectors.commit.staged_files import partition_values, value_folder
 from dagster_flinkpy.connectors.commit.staged_rows import StagedRowsWriter
 from dagster_flinkpy.connectors.commit.table_writer import TableWriter
 from dagster_flinkpy.connectors.lake.lake_sink import LakeSink
 from dagster_flinkpy.datastream.connectors.base import Json, WriterInitContext
-from dagster_flinkpy.errors import TypeMismatchError
+from dagster_flinkpy.errors import ConfigurationError, TypeMismatchError
 
 __all__ = ["KeyedRowsWriter", "LakeWriter"]
 
@@ -26,9 +26,15 @@ class LakeWriter(TableWriter):
         if sink.filled is None:
             return
         sink.filled.check(f"the sink of {sink.what}", columns_of(type_info), context.partition)
-        self._filled = sink.filled.values(context.partition)
-        if not sink.files.keeps_partition_columns:  # only the folders tell them
-            self._folder = "".join(value_folder(name, value) for name, value in self._filled.items())
+        self._filled, in_files = sink.filled.values(context.partition), sink.files.keeps_partition_columns
+        folder = "".join(value_folder(name, value, empty_is_null=not in_files) for name, value in self._filled.items())
+        if partition_values(folder) != self._filled:
+            raise ConfigurationError(
+                f"the sink of {sink.what} cannot fill in partition {context.partition!r}: folders of that name have "
+                "rows with null. Give the partition another key"
+            )
+        if not in_files:  # only the folders tell them
+            self._folder = folder
 
     def prepare_commit(self) -> list[Json]:
         files = super().prepare_commit()

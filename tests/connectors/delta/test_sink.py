@@ -465,6 +465,10 @@ def test_a_partition_column_needs_a_partition_and_is_not_of_the_records(tmp_path
         stage(DeltaSink(str(tmp_path), partition_column="day"), 1)
     with pytest.raises(ConfigurationError, match="fills column 's' itself"):
         DeltaSink(str(tmp_path), partition_column="s").validate(ROW)
+    with pytest.raises(ConfigurationError, match="cannot fill a column 'partition'"):
+        DeltaSink(str(tmp_path), partition_column="partition")
+    with pytest.raises(ConfigurationError, match="cannot fill in partition '__HIVE_DEFAULT_PARTITION__'"):
+        stage(DeltaSink(str(tmp_path), partition_column="day"), 1, partition="__HIVE_DEFAULT_PARTITION__")
 
 
 def test_owners_share_a_table(tmp_path: Path) -> None:

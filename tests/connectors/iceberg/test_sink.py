@@ -387,6 +387,7 @@ def test_types_that_iceberg_does_not_have_are_refused_at_once(tmp_path: Path, ki
         ({"key": "n"}, r"such as \['n'\]"),
         ({"key": ["x"]}, "has the key 'x', but"),
         ({"partition_column": "n"}, "fills column 'n' itself"),
+        ({"partition_column": "partition"}, "cannot fill a column 'partition'"),
         ({"partition_column": "s", "partition_by": ["s"]}, "leave partition_column 's' out"),
     ],
 )
