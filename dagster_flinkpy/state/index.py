@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import numpy.typing as npt
 
@@ -180,23 +182,24 @@ class WordIndex:
         found = self._table[at].astype(np.int64)
         if not self._size:
             return found
-        probing = np.flatnonzero((found >= 0) & ~self._have(found, words))
+        probing = np.flatnonzero(self._differ(found, words))
         at = at[probing]
         while len(probing):
             at = (at + 1) & self._mask
             numbers = self._table[at].astype(np.int64)
             found[probing] = numbers
-            other = (numbers >= 0) & ~self._have(numbers, {p: word[probing] for p, word in words.items()})
+            other = self._differ(numbers, {p: word[probing] for p, word in words.items()})
             probing, at = probing[other], at[other]
         return found
 
-    def _have(self, numbers: Integers, words: Words) -> npt.NDArray[np.bool_]:
-        """Returns which numbers have these words; for a negative number, either."""
-        same = np.ones(len(numbers), dtype=np.bool_)
+    def _differ(self, numbers: Integers, words: Words) -> npt.NDArray[np.bool_]:
+        """Returns which numbers are those of rows with other words than these; False for negative ones."""
+        other: Any = np.False_
         for position in self._words.keys() | words.keys():
             known, word = self._words.get(position), words.get(position)
-            same &= (0 if known is None else known[numbers]) == (0 if word is None else word)
-        return same
+            other = other | ((0 if known is None else known[numbers]) != (0 if word is None else word))
+        differing: npt.NDArray[np.bool_] = (numbers >= 0) & other
+        return differing
 
 
 class IntIndex:
