@@ -54,6 +54,16 @@ class ReplacedRows(JsonRecord, error=CorruptMetadataError):
     before: Id
     """The checkpoint behind the last one."""
 
+    def touches(self, later: ReplacedRows) -> bool:
+        """Returns whether no rows are between these and those of a later recomputation, which would stay."""
+        return self.job_id != later.job_id or later.after <= self.before
+
+    def with_those(self, waiting: ReplacedRows | None) -> ReplacedRows:
+        """Returns these rows, and those of the job that are still to be replaced for a recomputation before."""
+        if waiting is None or waiting.job_id != self.job_id:
+            return self
+        return replace(self, after=min(self.after, waiting.after))
+
     @staticmethod
     def of(metadata: CheckpointMetadata, name: str) -> dict[str, ReplacedRows] | None:
         """Returns the value of a property, by uid of the sink; None if the checkpoint does not have it.
@@ -184,8 +194,17 @@ def recomputation_of(
     sinks = [
         uid for uid, spec in specs.items() if isinstance(spec, SinkSpec) and not isinstance(spec, BlockingEdgeSinkSpec)
     ]
+    replaced, waiting = (
+        ReplacedRows(metadata.job_id, after or first - 1, metadata.checkpoint_id + 1),
+        _waiting(metadata),
+    )
     for uid in sinks:
         _check_place(metadata, graph, uid)
+        if uid in waiting and not waiting[uid].touches(replaced):
+            raise RestoreError(
+                f"sink {uid!r} has yet to replace the rows of a recomputation before: run the job until it has, and "
+                f"then recompute {_quoted(uids)}"
+            )
     return Recomputation(
         tuple(u for u, s in specs.items() if type(s) not in (BlockingEdgeSinkSpec, BlockingEdgeSourceSpec)),
         tuple(uid for uid in sinks if metadata.operator(uid) is not None),
@@ -193,7 +212,7 @@ def recomputation_of(
         tuple(sources),
         tuple(edges),
         after,
-        ReplacedRows(metadata.job_id, after or first - 1, metadata.checkpoint_id + 1),
+        replaced,
         sum(segment["rows"] for segment in segments),
         sum(segment["bytes"] for segment in segments),
         frozenset(anew),
@@ -292,14 +311,20 @@ def without_state(metadata: CheckpointMetadata, graph: JobGraph, recomputation: 
         empty.append(state)
     # Another run may have gone on since the recomputation was planned.
     replaced = replace(recomputation.replaced, before=metadata.checkpoint_id + 1)
-    new = dict.fromkeys(recomputation.sinks, replaced)
-    to_replace = {**(ReplacedRows.of(metadata, TO_REPLACE) or {}), **new}
+    waiting = _waiting(metadata)
+    new = {uid: replaced.with_those(waiting.get(uid)) for uid in recomputation.sinks}
+    to_replace = {**waiting, **new}
     properties = {**metadata.properties, TO_REPLACE: {uid: each.to_json() for uid, each in to_replace.items()}}
     kept = [operator for operator in metadata.operators if operator.uid not in recomputation.uids]
     for number, operator in enumerate(kept):
         if operator.uid in recomputation.before and operator.history is not None:
             kept[number] = replace(operator, history=operator.history.replaced_since(recomputation.after))
     return replace(metadata, operators=(*kept, *empty), properties=properties, end_of_input=False)
+
+
+def _waiting(metadata: CheckpointMetadata) -> dict[str, ReplacedRows]:
+    """Returns what sinks have yet to replace."""
+    return ReplacedRows.of(metadata, TO_REPLACE) or {}
 
 
 def _quoted(uids: Collection[str]) -> str:

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import io
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pyarrow.parquet as pq
 import pytest
-from hypothesis import event, given, settings
+from hypothesis import event, example, given, settings
 from hypothesis import strategies as st
 
-from dagster_flinkpy.checkpoint.recomputation import TO_REPLACE
+from dagster_flinkpy.checkpoint.recomputation import TO_REPLACE, ReplacedRows, recomputation_of, without_state
 from dagster_flinkpy.connectors import DeltaSink, IcebergSink, ParquetSink
 from dagster_flinkpy.errors import RestoreError
 from dagster_flinkpy.orchestration.upgrade import roll_back, switch_program
@@ -81,6 +82,7 @@ VERSIONS = st.tuples(
     edges=st.integers(1, 2),
     parallelism=st.integers(1, 2),
 )
+@example(before=1, versions=[("totals", None, 0), ("behind-0", None, 0)], unaligned=False, edges=2, parallelism=1)
 @settings(max_examples=examples(40), deadline=None)
 def test_each_record_has_one_row_of_the_version_that_has_recomputed_it_last(
     tmp_path_factory: pytest.TempPathFactory,
@@ -125,6 +127,20 @@ def test_each_record_has_one_row_of_the_version_that_has_recomputed_it_last(
     run(of(times), folder)
     assert rows_of(folder) == wanted(writers)
     assert TO_REPLACE not in latest(job).properties
+
+
+def test_rows_between_those_that_wait_to_be_replaced_and_those_that_come_stay(tmp_path: Path) -> None:
+    run(program(tmp_path), tmp_path, 3)
+    last, graph = latest(job_of(tmp_path)), program(tmp_path)().get_job_graph()
+    waiting = {"table": ReplacedRows(last.job_id, 0, 2).to_json()}
+    last = replace(last, properties={**last.properties, TO_REPLACE: waiting})
+    next_to_it = recomputation_of(last, graph, ["totals"], "chk-2")
+    to_replace = ReplacedRows.of(without_state(last, graph, next_to_it), TO_REPLACE)
+    assert to_replace is not None and to_replace["table"] == ReplacedRows(last.job_id, 0, 4)
+    with pytest.raises(
+        RestoreError, match="'table' has yet to replace the rows of a recomputation before: run the job"
+    ):
+        recomputation_of(last, graph, ["totals"], "chk-3")
 
 
 @pytest.mark.parametrize("kind", ["files", "delta", "iceberg"])
