@@ -36,6 +36,7 @@ __all__ = [
     "distinct_rows",
     "equal_rows",
     "expired_rows",
+    "firsts_of",
     "hashes_of",
     "key_groups_of",
     "make_sort_keys",
@@ -240,10 +241,10 @@ def distinct_rows(column: pa.Array[Any]) -> tuple[Indices, Indices]:
             # Renumbered after each leaf, so that numbers stay small.
             encoded = pa.array(codes * len(encoded.dictionary) + encoded.indices.to_numpy()).dictionary_encode()
         codes = encoded.indices.to_numpy().astype(np.int64)
-    return _firsts(codes), codes
+    return firsts_of(codes), codes
 
 
-def _firsts(codes: Indices) -> Indices:
+def firsts_of(codes: Indices) -> Indices:
     """Returns the first row of each code."""
     first: Indices = np.zeros(int(codes.max()) + 1 if len(codes) else 0, dtype=np.int64)
     first[codes[::-1]] = np.arange(len(codes))[::-1]

@@ -22,7 +22,7 @@ from dagster_flinkpy.runtime.operators.windows.aligned_windower import is_aligne
 from dagster_flinkpy.runtime.operators.windows.factory import window_fold_of
 from dagster_flinkpy.runtime.shuffle.batch import NO_TIMESTAMP, KeyColumn, StreamBatch
 from dagster_flinkpy.state.keys import hash_keys
-from dagster_flinkpy.state.layout import distinct_rows
+from dagster_flinkpy.state.layout import distinct_rows, firsts_of
 
 __all__ = ["LocalAggregate", "local_aggregate_of"]
 
@@ -174,13 +174,12 @@ class LocalAggregate:
             ]
             keys = pa.StructArray.from_arrays(columns, names=list(map(str, range(len(columns)))))
         first, groups = distinct_rows(keys)
-        if self._gap is not None:
-            runs, times, lasts = _runs(groups, times, lasts, self._gap)
-            first, groups = distinct_rows(pa.array(runs))
+        if self._gap is None:
+            times, lasts = times[first], lasts[first]
+        else:
+            first, groups, times, lasts = _runs(first, groups, times, lasts, self._gap)
         combined = self._fold.combine(rows.values, groups, first)
-        if combined is None:
-            return rows
-        return _Rows(rows.keys.take(pa.array(first)), combined, times[first], lasts[first])
+        return rows if combined is None else _Rows(rows.keys.take(pa.array(first)), combined, times, lasts)
 
     def _release(self) -> list[StreamBatch]:
         assert self._key_type is not None
@@ -205,18 +204,31 @@ def _joined(rows: list[_Rows]) -> _Rows:
     return _Rows(pa.concat_arrays(keys), pa.concat_arrays(values), np.concatenate(times), np.concatenate(lasts))
 
 
-def _runs(codes: Ints, starts: Ints, lasts: Ints, gap: int) -> tuple[Ints, Ints, Ints]:
+def _runs(first: Ints, codes: Ints, starts: Ints, lasts: Ints, gap: int) -> tuple[Ints, Ints, Ints, Ints]:
     """Finds the rows of each code that are within the same session, whatever other rows may come.
 
+    Args:
+        first: The first row of each code.
+        codes: The code of each row, from 0.
+        starts: The time of the first record of each row.
+        lasts: The time of its last one.
+        gap: The gap of sessions.
+
     Returns:
-        For each row the number of its run, and the times of its first and last record.
+        The first row of each run, for each row the number of its run, and the times of first and last record by run.
     """
     # offsets: int64, by row: where the times of its code begin, so that codes do not overlap. order, reach, at, begins:
     # one a row, by code and start. opens, stops: positions of the first and last row of each run, ascending.
     base = int(starts.min())
     span = int(lasts.max()) - base + 1
-    if (int(codes.max()) + 1) * span >= 2**62:
-        return np.arange(len(codes)), starts, lasts
+    if span <= gap:
+        begun, ended = starts[first], lasts[first]
+        np.minimum.at(begun, codes, starts)
+        np.maximum.at(ended, codes, lasts)
+        return first, codes, begun, ended
+    if len(first) * span >= 2**62:
+        rows = np.arange(len(codes))
+        return rows, rows, starts, lasts
     offsets = codes * span - base
     order = np.argsort(offsets + starts)
     offsets, codes = offsets[order], codes[order]
@@ -228,4 +240,4 @@ def _runs(codes: Ints, starts: Ints, lasts: Ints, gap: int) -> tuple[Ints, Ints,
     runs = np.empty(len(codes), dtype=np.int64)
     runs[order] = np.cumsum(begins) - 1
     stops = np.append(opens[1:], len(codes)) - 1
-    return runs, (at - offsets)[opens][runs], (reach - offsets)[stops][runs]
+    return firsts_of(runs), runs, (at - offsets)[opens], (reach - offsets)[stops]

@@ -26,9 +26,10 @@ from dagster_flinkpy.datastream.window import (
 )
 from dagster_flinkpy.errors import TypeMismatchError
 from dagster_flinkpy.runtime.operators import local_aggregate
-from dagster_flinkpy.runtime.operators.local_aggregate import LocalAggregate, local_aggregate_of
+from dagster_flinkpy.runtime.operators.local_aggregate import LocalAggregate, _runs, local_aggregate_of
 from dagster_flinkpy.runtime.operators.windows.window_operator import WindowOperator
 from dagster_flinkpy.runtime.shuffle.batch import NO_TIMESTAMP, StreamBatch
+from dagster_flinkpy.state.layout import distinct_rows
 from tests.examples import examples
 from tests.runtime.harness import collect_all, random_order
 from tests.runtime.operators.test_aggregate_operators import (
@@ -296,3 +297,26 @@ def test_fewer_rows_are_sent(tmp_path):
         rows = collect_all(counted, tmp_path)
     assert sorted((row.key, row.count) for row in rows) == [("a", 500), ("b", 500)]
     assert sum(sent) <= 4
+
+
+ROWS = st.lists(st.tuples(st.integers(0, 2), st.integers(-20, 20), st.integers(0, 6)), min_size=1, max_size=12)
+
+
+@example([(0, 0, 0), (0, 1, 0), (0, -1, 3)], 100)
+@example([(0, 5, 0), (0, 0, 1), (1, 3, 0)], 3)
+@given(ROWS, st.sampled_from([1, 3, 10, 100]))
+def test_runs_are_the_sessions_of_each_key(rows: list[tuple[int, int, int]], gap: int) -> None:
+    values, starts, lengths = (np.array(column) for column in zip(*rows, strict=True))
+    first, codes = distinct_rows(pa.array(values))
+    expected: list[tuple[list[int], int, int]] = []
+    for i in sorted(range(len(rows)), key=lambda i: (codes[i], starts[i])):
+        start, last = int(starts[i]), int(starts[i] + lengths[i])
+        if expected and codes[expected[-1][0][0]] == codes[i] and start <= expected[-1][2] + gap:
+            members, begun, ended = expected.pop()
+            expected.append(([*members, i], begun, max(ended, last)))
+        else:
+            expected.append(([i], start, last))
+    firsts, runs, begun, ended = _runs(first, codes, starts, starts + lengths, gap)
+    found = [(np.flatnonzero(runs == run), begun[run], ended[run]) for run in range(len(firsts))]
+    assert firsts.tolist() == [rows[0] for rows, _, _ in found]
+    assert sorted((rows.tolist(), *times) for rows, *times in found) == sorted((sorted(r), *t) for r, *t in expected)
