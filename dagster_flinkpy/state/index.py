@@ -170,9 +170,9 @@ class WordIndex:
             new = np.delete(np.arange(self._size), self._left_out)
         at = (self._hashes[new] >> self._shift).view(np.int64)
         while len(new):
-            free = self._table[at] < 0
+            free = np.flatnonzero(self._table[at] < 0)  # Positions: numpy takes long by a mask without a pattern.
             self._table[at[free]] = new[free]
-            waiting = self._table[at] != new
+            waiting = np.flatnonzero(self._table[at] != new)
             new, at = new[waiting], (at[waiting] + 1) & self._mask
 
     def find(self, words: Words, hashes: Hashes) -> Integers:
