@@ -85,7 +85,7 @@ def _(real: Wrapped, task: StreamTask, epoch: EpochInput) -> Iterator[None]:
     {**ALIGNED, **_READERS},
 )
 def _(real: Wrapped, operator: SourceReaderOperator) -> None:
-    reader: Any = operator.reader
+    reader: Any = operator._reader
     before = type(reader).snapshot_state(reader, 0)
     real(operator)
     reader.snapshot_state = lambda checkpoint_id: before
