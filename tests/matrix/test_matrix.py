@@ -254,6 +254,32 @@ def test_how_a_job_is_run_changes_neither_what_comes_out_nor_what_is_late(case: 
         ),
     )
 )
+# A window's timers have fired and are stored as such, beside the stored timers: read again, nothing is left of them.
+@example(
+    case=(
+        Program(
+            inputs=(
+                Input(
+                    epochs=(
+                        (),
+                        (
+                            (("a", 55, 0), ("a", 54, 0), ("a", 54, 0), ("a", 44, 0)),
+                            (("a", 59, 0), ("a", 58, 0), ("a", 43, 0), ("a", 47, 0)),
+                        ),
+                        (),
+                        ((("a", 121, 0), ("a", 140, 0), ("a", 130, 0), ("a", 140, 0)), (), ()),
+                    ),
+                ),
+                Input(epochs=(((), (("a", 16, 0), ("a", 0, 0), ("a", 0, 0), ("a", 0, 0))), (), (), ())),
+                Input(epochs=(((), (("a", 0, 0), ("a", 0, 0), ("b", 13, 0)), ()), ())),
+            ),
+            path=Path_.DIRECT,
+            legs=(Leg.STATE, Leg.SLIDING_REDUCED),
+            ends=True,
+        ),
+        Settings(parallelism=1, epochs=1, unaligned=True, small=True, live=True),
+    )
+)
 def test_the_order_in_which_channels_are_read_changes_nothing(case: tuple[Program, Settings]) -> None:
     check(*case)
 

@@ -50,6 +50,8 @@ class ColumnTimers(TimerTable[tuple[int, Any, Cells]]):
             namespaces: Their namespaces.
             stored: Whether storage has them, of moments that are due. Default: False.
         """
+        if not len(seats):
+            return  # as those of a file whose timers have all fired
         # order: int64, positions by code. stops: where each code but the last ends.
         moments = list(zip(times, self._codec.encode_all(namespaces), strict=True))
         order = np.argsort(codes, kind="stable") if len(moments) > 1 else np.arange(len(seats))
