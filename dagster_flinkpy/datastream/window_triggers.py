@@ -9,6 +9,7 @@ from typing import Any, Generic, TypeVar
 from dagster_flinkpy.common.clock import to_millis
 from dagster_flinkpy.common.time import Duration, Time
 from dagster_flinkpy.common.typeinfo import Types
+from dagster_flinkpy.common.watermark_strategy import MAX_WATERMARK
 from dagster_flinkpy.datastream.functions import ReduceFunction
 from dagster_flinkpy.datastream.state import ReducingStateDescriptor, StateDescriptor
 from dagster_flinkpy.datastream.window_types import TimeWindow
@@ -224,19 +225,27 @@ class _ContinuousTrigger(_QuietTrigger[T, TimeWindow]):
 
     def _start(self, now: int, window: TimeWindow, ctx: Trigger.TriggerContext) -> None:
         if ctx.get_partitioned_state(self._next_fire).get() is None:
-            self._register_next(now - now % self.interval, window, ctx)
+            following, end = self._following(now), window.max_timestamp()
+            self._fire_at(min(following, end) if now <= end else following, ctx)
 
-    def _register_next(self, time: int, window: TimeWindow, ctx: Trigger.TriggerContext) -> None:
-        next_fire = min(time + self.interval, window.max_timestamp())
-        ctx.get_partitioned_state(self._next_fire).add(next_fire)
-        self._register(next_fire, ctx)
+    def _following(self, time: int) -> int:
+        """Returns the next multiple of the interval."""
+        return time - time % self.interval + self.interval
+
+    def _fire_at(self, time: int, ctx: Trigger.TriggerContext) -> None:
+        ctx.get_partitioned_state(self._next_fire).add(time)
+        self._register(time, ctx)
+
+    def _after(self, time: int, window: TimeWindow, ctx: Trigger.TriggerContext) -> int:
+        """Returns when a window fires next that fires at a time."""
+        return min(time + self.interval, window.max_timestamp())
 
     def _on_time(self, time: int, window: TimeWindow, ctx: Trigger.TriggerContext) -> TriggerResult:
         next_fire = ctx.get_partitioned_state(self._next_fire)
         if next_fire.get() != time:
             return TriggerResult.CONTINUE
         next_fire.clear()
-        self._register_next(time, window, ctx)
+        self._fire_at(self._after(time, window, ctx), ctx)
         return TriggerResult.FIRE
 
     def can_merge(self) -> bool:
@@ -286,6 +295,11 @@ class ContinuousEventTimeTrigger(_ContinuousTrigger[T]):
     def on_event_time(self, time: int, window: TimeWindow, ctx: Trigger.TriggerContext) -> TriggerResult:
         return TriggerResult.FIRE if time == window.max_timestamp() else self._on_time(time, window, ctx)
 
+    def _after(self, time: int, window: TimeWindow, ctx: Trigger.TriggerContext) -> int:
+        end = window.max_timestamp()
+        # When all input has ended, a global window would have trillions of intervals left.
+        return end if end == ctx.get_current_watermark() == MAX_WATERMARK else super()._after(time, window, ctx)
+
 
 class ContinuousProcessingTimeTrigger(_ContinuousTrigger[T]):
     """Fires each time processing time passes a multiple of the interval.
@@ -313,6 +327,12 @@ class ContinuousProcessingTimeTrigger(_ContinuousTrigger[T]):
 
     def on_processing_time(self, time: int, window: TimeWindow, ctx: Trigger.TriggerContext) -> TriggerResult:
         return self._on_time(time, window, ctx)
+
+    def _after(self, time: int, window: TimeWindow, ctx: Trigger.TriggerContext) -> int:
+        if time < window.max_timestamp():
+            return super()._after(time, window, ctx)
+        # A window in event time may be open when processing time has passed its end, which must not come again.
+        return self._following(ctx.get_current_processing_time())
 
 
 class _Sum(ReduceFunction):

@@ -18,9 +18,10 @@ from dagster_flinkpy.common.serializer import TypeSerializer
 from dagster_flinkpy.common.time import Time
 from dagster_flinkpy.common.typeinfo import Types
 from dagster_flinkpy.common.types import Row
-from dagster_flinkpy.common.watermark_strategy import WatermarkStrategy
+from dagster_flinkpy.common.watermark_strategy import MAX_WATERMARK, WatermarkStrategy
 from dagster_flinkpy.datastream import (
     AggregateFunction,
+    DataStream,
     KeyedStream,
     OutputTag,
     ProcessAllWindowFunction,
@@ -30,6 +31,7 @@ from dagster_flinkpy.datastream import (
 )
 from dagster_flinkpy.datastream.state import ValueStateDescriptor
 from dagster_flinkpy.datastream.window import (
+    ContinuousEventTimeTrigger,
     ContinuousProcessingTimeTrigger,
     CountTrigger,
     EventTimeSessionWindows,
@@ -48,6 +50,7 @@ from dagster_flinkpy.datastream.window import (
     WindowAssigner,
 )
 from dagster_flinkpy.errors import ConfigurationError, TypeMismatchError, UserFunctionError
+from dagster_flinkpy.testing import OperatorTestHarness
 from tests.examples import examples
 from tests.runtime.harness import HarnessAttempt, ManualClock, collect_all, collect_graph, collected, run_job
 from tests.runtime.programs import environment, event_time, events
@@ -479,6 +482,45 @@ def test_a_continuous_trigger_fires_by_the_clock(tmp_path: Path) -> None:
     fired = at({0: 1, 1: 5, 2: 9, 3: 40}, TumblingProcessingTimeWindows(20), tmp_path, trigger)
     # Due at 4, 8, 12, 16 and 19, when the window is over.
     assert fired == [[], [("a", 0, 20, [0])], [("a", 0, 20, [0, 1])], [("a", 0, 20, [0, 1, 2])] * 3]
+
+
+def continuous(assigner: Any, trigger: Trigger[Any, Any]) -> OperatorTestHarness:
+    def windows(stream: DataStream) -> DataStream:
+        by_key = stream.key_by(lambda record: record[0], Types.STRING()).window(assigner).trigger(trigger)
+        return by_key.reduce(lambda a, b: (a[0], a[1] + b[1]))
+
+    return OperatorTestHarness.for_stream(windows, input_type=Types.TUPLE([Types.STRING(), Types.LONG()]))
+
+
+def test_windows_of_event_time_fire_by_the_clock_also_after_their_end() -> None:
+    trigger = ContinuousProcessingTimeTrigger.of(Time.milliseconds(5))
+    with continuous(TumblingEventTimeWindows(10), trigger) as harness:
+        harness.set_processing_time(1)
+        harness.process_element(("a", 1), 1)
+        fired = []
+        for now in (4, 5, 9, 9, 1002, 1004, 1005):
+            harness.set_processing_time(now)
+            fired.append(len(harness.output))
+        assert fired == [0, 1, 2, 2, 3, 3, 4]  # 9 is the last millisecond of the window; then 10, and 1005
+        harness.process_element(("a", 2), 14)  # a window whose end has passed already
+        harness.set_processing_time(1009)
+        assert len(harness.output) == 4
+        harness.set_processing_time(1010)
+        assert harness.output[4:] == [("a", 1), ("a", 2)]
+        harness.process_watermark(9)
+        harness.set_processing_time(1015)
+        assert harness.output[6:] == [("a", 2)]
+
+
+def test_a_global_window_that_fires_by_event_time_ends_with_the_input() -> None:
+    trigger = ContinuousEventTimeTrigger.of(Time.milliseconds(5))
+    with continuous(GlobalWindows.create(), trigger) as harness:
+        for time in (1, 7):
+            harness.process_element(("a", time), time)
+        harness.process_watermark(12)
+        assert harness.output == [("a", 8), ("a", 8)]
+        harness.end_input()
+        assert harness.output_with_timestamps[2:] == [(("a", 8), 15), (("a", 8), MAX_WATERMARK)]
 
 
 # --- windows of one's own ---------------------------------------------------------------------------------------------
