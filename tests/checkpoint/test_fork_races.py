@@ -14,9 +14,12 @@ import pytest
 
 from dagster_flinkpy.checkpoint.forks.fork import fork_job
 from dagster_flinkpy.checkpoint.forks.job_disposal import dispose_job
+from dagster_flinkpy.checkpoint.offline import trigger_savepoint
+from dagster_flinkpy.checkpoint.savepoints.dispose import dispose_savepoint
+from dagster_flinkpy.checkpoint.savepoints.savepoint import load_savepoint
 from dagster_flinkpy.checkpoint.store import CompletedCheckpointStore
 from dagster_flinkpy.checkpoint.sweep import sweep
-from dagster_flinkpy.errors import CheckpointError, FencedError, HeadLostError
+from dagster_flinkpy.errors import CheckpointError, FencedError, HeadLostError, RestoreError
 from dagster_flinkpy.storage import StorageLocation
 from dagster_flinkpy.storage.local import LocalObjectStore
 from tests.checkpoint.interruptions import Died, at_request, dies
@@ -110,3 +113,18 @@ def test_what_a_dead_fork_has_left_is_swept(tmp_path: Path, at: int) -> None:
         fork_job(job.location, "fork", now_ms=1_000_000)
     job.go_on()
     job.check(forked=False)
+
+
+def test_a_savepoint_keeps_what_a_fork_names_when_head_of_its_job_is_lost(tmp_path: Path) -> None:
+    job = Original(tmp_path)
+    savepoint = trigger_savepoint(job.location)
+    fork_job(job.location, "fork", at=savepoint, now_ms=1_000_000)
+    job.objects.delete("HEAD")
+    dispose_savepoint(StorageLocation(savepoint), owner="test", now_ms=1_000_000)
+    with pytest.raises(RestoreError):
+        load_savepoint(StorageLocation(savepoint).open())
+    latest = CompletedCheckpointStore(job.fork.open()).latest()
+    assert latest is not None
+    needed = {f"{savepoint.rpartition('/')[2]}/{path}" for path in latest.files()}
+    assert needed
+    assert needed <= job.names()

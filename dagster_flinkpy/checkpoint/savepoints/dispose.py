@@ -47,7 +47,8 @@ def dispose_savepoint(location: StorageLocation, *, owner: str, now_ms: int) -> 
         if any(path.startswith(f"{name}/") for path in jobs.load(checkpoint_id).files()):
             raise CheckpointError(f"checkpoint {checkpoint_id} of the job needs state files of {location.url}")
     folder.put(DISPOSAL_KEY, b"")  # from now on, no job is forked from it: see ``forks.fork_job``
-    named = set().union(*named_by_others(jobs.store).values()) if found else set()
+    # Forks need their files also when HEAD of their job was lost.
+    named = set[str]().union(*named_by_others(jobs.store).values())
     folder.delete_many(sorted(path for path in metadata.files() if f"{name}/{path}" not in named))
     folder.delete(METADATA_NAME)
     folder.delete(DISPOSAL_KEY)
