@@ -13,7 +13,7 @@ from dagster_flinkpy.checkpoint.needed_files import needed_files
 from dagster_flinkpy.checkpoint.operator_states import EXCHANGE_FOLDER
 from dagster_flinkpy.checkpoint.requests import REQUESTS_FOLDER
 from dagster_flinkpy.checkpoint.savepoints.stored_savepoints import list_savepoints
-from dagster_flinkpy.checkpoint.traces import SAVEPOINT_PREFIX, SHARED_FOLDER
+from dagster_flinkpy.checkpoint.traces import SAVEPOINT_PREFIX, SHARED_FOLDER, head_of_job
 from dagster_flinkpy.errors import ConfigurationError
 from dagster_flinkpy.storage.object_store import ObjectInfo, ObjectStore
 
@@ -98,7 +98,12 @@ def old_savepoints(store: ObjectStore, age: timedelta, *, keep: int = 1, now: da
         age: The minimum age, counted from the completion of the savepoint.
         keep: How many of the newest savepoints are left out, however old they are. Default: 1.
         now: The current time, with time zone. Default: the time of this machine.
+
+    Raises:
+        HeadLostError: ``HEAD`` was lost, so the job may have to continue from any of them.
+        CorruptMetadataError: ``HEAD`` is damaged.
     """
+    head_of_job(store)  # raises if it was lost
     before = (now or datetime.now(timezone.utc)) - age
     found = list_savepoints(store)
     old = found[: max(len(found) - keep, 0)]

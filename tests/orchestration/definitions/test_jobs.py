@@ -248,6 +248,19 @@ def test_sweep(run: Any, tmp_path: Path, dry_run: bool) -> None:
     assert {"HEAD", f"chk-1/{METADATA_NAME}", f"savepoint-words-3/{METADATA_NAME}"} <= left
 
 
+def test_a_sweep_deletes_no_savepoints_of_a_job_whose_head_was_lost(run: Any, tmp_path: Path) -> None:
+    store = LocalObjectStore(tmp_path / "checkpoints" / "words")
+    CompletedCheckpointStore(store).begin_attempt("run", 0)
+    for number in (1, 2):
+        savepoint = metadata(number, kind=CheckpointKind.SAVEPOINT)
+        store.put(f"savepoint-words-{number}/{METADATA_NAME}", savepoint.to_bytes())
+    store.delete("HEAD")
+    result = run("words_sweep", "sweep_words", {"grace_hours": 0, "savepoint_days": 0})
+    assert "unknown which checkpoint is the latest" in str(failure(result).description)
+    left = {info.key for info in store.list("savepoint-")}
+    assert left == {f"savepoint-words-{n}/{METADATA_NAME}" for n in (1, 2)}
+
+
 def test_restore_that_fails_observes_nothing(run: Any) -> None:
     result = run("words_restore", "restore_words", {"savepoint_path": SAVEPOINT}, error=RestoreError("no savepoint"))
     assert failure(result).description == "no savepoint"
