@@ -29,7 +29,6 @@ from dagster import (
     ExecuteInProcessResult,
     HourlyPartitionsDefinition,
     TimeWindowPartitionsDefinition,
-    WeeklyPartitionsDefinition,
     build_sensor_context,
     define_asset_job,
     evaluate_automation_conditions,
@@ -39,7 +38,7 @@ from dagster._core.loader import LoadingContextForTest
 from dagster._core.storage.tags import ASSET_PARTITION_RANGE_END_TAG, ASSET_PARTITION_RANGE_START_TAG, BACKFILL_ID_TAG
 
 from dagster_flinkpy.checkpoint.head import read_head
-from dagster_flinkpy.checkpoint.partitions import PartitionEnd, PartitionRetention
+from dagster_flinkpy.checkpoint.partitions import PartitionRetention
 from dagster_flinkpy.common import Types, WatermarkStrategy
 from dagster_flinkpy.connectors import ParquetSink, ParquetSource
 from dagster_flinkpy.datastream import BroadcastProcessFunction, StreamExecutionEnvironment
@@ -59,9 +58,6 @@ from dagster_flinkpy.orchestration import (
 )
 from dagster_flinkpy.orchestration.flink_job import JOB_TAG
 from dagster_flinkpy.orchestration.runs.partition_start import (
-    outdated,
-    partition_start,
-    renumbered,
     time_partition,
 )
 from dagster_flinkpy.orchestration.runs.runs_of_job import recent_runs
@@ -490,65 +486,6 @@ def test_what_fails_before_the_attempt_begins_is_told(deployment: Deployment, mo
 
     monkeypatch.setattr(JobAttempt, "__enter__", refused)
     assert failure_of(deployment.run(KEYS[0])) == "the store is not for us"
-
-
-# --- rules ------------------------------------------------------------------------------------------------------------
-
-
-def end(ordinal: int, checkpoint_id: int) -> PartitionEnd:
-    return PartitionEnd(KEYS[ordinal], ordinal, checkpoint_id, None)
-
-
-def test_outdated_are_those_made_before_an_earlier_one_was_run_again() -> None:
-    assert outdated([end(0, 1), end(1, 2), end(3, 4)]) == []
-    assert outdated([end(0, 1), end(1, 9), end(2, 3), end(4, 5)]) == [end(2, 3), end(4, 5)]
-    assert outdated([end(1, 9), end(2, 10), end(4, 5)]) == [end(4, 5)]
-
-
-def test_the_first_partition_starts_from_nothing() -> None:
-    assert partition_start((), time_partition(WEEK, KEYS[0]), KEYS.__getitem__, assets="x").checkpoint_id is None
-    with pytest.raises(RestoreError, match="No partition before it has one"):
-        partition_start((), time_partition(WEEK, KEYS[1]), KEYS.__getitem__, assets="x")
-
-
-def test_end_states_are_found_when_the_definition_begins_earlier_now() -> None:
-    earlier = DailyPartitionsDefinition("2024-02-28", end_date="2024-03-08")
-    kept = renumbered([end(0, 1), end(1, 2)], earlier, job_id="letters")
-    assert [each.ordinal for each in kept] == [2, 3]
-    key_of = earlier.get_partition_keys().__getitem__
-    with pytest.raises(RestoreError, match="end state of 2024-02-28, which is not kept"):
-        partition_start(kept, time_partition(earlier, "2024-02-29"), key_of, assets="x")
-    assert partition_start(kept, time_partition(earlier, KEYS[2]), key_of, assets="x").checkpoint_id == 2
-
-
-def test_a_definition_that_begins_later_goes_on_from_the_end_state_before_its_start() -> None:
-    later = DailyPartitionsDefinition(KEYS[2], end_date="2024-03-08")
-    kept = renumbered([end(0, 1), end(1, 2), end(6, 3)], later, job_id="letters")
-    assert [each.ordinal for each in kept] == [-2, -1, 4]
-    key_of = later.get_partition_keys().__getitem__
-    assert partition_start(kept, time_partition(later, KEYS[2]), key_of, assets="x").checkpoint_id == 2
-    assert partition_start(kept[:1], time_partition(later, KEYS[2]), key_of, assets="x").checkpoint_id is None
-    with pytest.raises(RestoreError, match=f"No partition before it has one.*--partition-range {KEYS[2]}...{KEYS[4]}"):
-        partition_start(kept, time_partition(later, KEYS[5]), key_of, assets="x")
-
-
-def test_end_states_behind_the_end_of_the_definition_have_ordinals_too() -> None:
-    shorter = DailyPartitionsDefinition(KEYS[0], end_date=KEYS[2])
-    assert [each.ordinal for each in renumbered([end(0, 1), end(4, 2)], shorter, job_id="letters")] == [0, 4]
-
-
-@pytest.mark.parametrize(
-    "other",
-    [
-        HourlyPartitionsDefinition("2024-03-01-00:00"),
-        WeeklyPartitionsDefinition("2024-03-03"),
-        DailyPartitionsDefinition("01.03.2024", fmt="%d.%m.%Y"),
-    ],
-    ids=["hours", "weeks", "another format"],
-)
-def test_a_definition_with_other_windows_is_refused(other: TimeWindowPartitionsDefinition) -> None:
-    with pytest.raises(ConfigurationError, match="keeps the end state of partition '2024-03-05'"):
-        renumbered([end(4, 1)], other, job_id="letters")
 
 
 def test_a_job_that_gets_partitions_or_loses_them_is_refused(
