@@ -61,6 +61,7 @@ from dagster._core.storage.tags import (
     PARTITION_NAME_TAG,
     ROOT_BACKFILL_ID_TAG,
     ROOT_RUN_ID_TAG,
+    RUN_KEY_TAG,
     SENSOR_NAME_TAG,
     WILL_RETRY_TAG,
 )
@@ -79,6 +80,7 @@ __all__ = [
     "PARTITION_NAME_TAG",
     "ROOT_BACKFILL_ID_TAG",
     "ROOT_RUN_ID_TAG",
+    "RUN_KEY_TAG",
     "SENSOR_NAME_TAG",
     "WILL_RETRY_TAG",
     "CodeReferencesMetadataSet",

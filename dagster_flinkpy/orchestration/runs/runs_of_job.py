@@ -17,7 +17,7 @@ from dagster import (
 )
 
 from dagster_flinkpy.errors import ConfigurationError
-from dagster_flinkpy.orchestration.dagster_internals import NOT_FINISHED_STATUSES
+from dagster_flinkpy.orchestration.dagster_internals import NOT_FINISHED_STATUSES, RUN_KEY_TAG
 from dagster_flinkpy.orchestration.flink_job import JOB_TAG
 
 __all__ = [
@@ -29,6 +29,8 @@ __all__ = [
     "cut_short",
     "first_try",
     "goes_on",
+    "next_run_key",
+    "operation_of",
     "recent_runs",
     "refuse_other_location",
     "runs_at_work",
@@ -45,6 +47,8 @@ RESTART_TAG = "flink/restart_of"
 FIRST_TRY_TAG = "flink/first_try"
 """Run tag of a restarted run: the id of the run that failed first."""
 _PLANNED = 50
+_OPERATIONS = ("savepoint", "stop", "restore", "rescale", "reset", "switch", "rollback")
+"""Jobs of `build_flink_jobs` that are attempts of the job but run no epoch of it."""
 
 _in_snapshot: dict[str, frozenset[str]] = {}
 """The Flink jobs whose steps a job snapshot has, by id of the snapshot. An id is the digest of its
@@ -148,6 +152,31 @@ def runs_at_work(instance: DagsterInstance, job_id: str, asset_keys: Collection[
     at_work = RunsFilter(statuses=[DagsterRunStatus.STARTED, DagsterRunStatus.CANCELING])
     records = instance.get_run_records(at_work)
     return [record for record in records if works_on(instance, record.dagster_run, job_id, asset_keys)]
+
+
+def operation_of(run: DagsterRun, step: str) -> str | None:
+    """Returns which job of `build_flink_jobs` a run is of that runs no epoch, such as ``savepoint``; or None.
+
+    Args:
+        run: The run.
+        step: Name of the job's step.
+    """
+    return next((verb for verb in _OPERATIONS if run.job_name == f"{step}_{verb}"), None)
+
+
+def next_run_key(instance: DagsterInstance, tries: RunsFilter, prefix: str) -> str:
+    """Returns the run key of the next try, with a number that no try has: Dagster would start no run in silence.
+
+    Args:
+        instance: Where runs are recorded.
+        tries: Selects the tries before, of which some may have been deleted.
+        prefix: What the key begins with.
+    """
+    runs = instance.get_runs(tries)
+    keys, number = {run.tags.get(RUN_KEY_TAG) for run in runs}, 1 + len(runs)
+    while f"{prefix}{number}" in keys:
+        number += 1
+    return f"{prefix}{number}"
 
 
 def goes_on(run: DagsterRun, step: str) -> bool:

@@ -19,7 +19,7 @@ from dagster import (
 from dagster_flinkpy.common.clock import current_millis, epoch_millis, to_millis
 from dagster_flinkpy.errors import ConfigurationError
 from dagster_flinkpy.orchestration.flink_job import JOB_TAG
-from dagster_flinkpy.orchestration.runs.runs_of_job import CHECKPOINT_TAG, runs_on
+from dagster_flinkpy.orchestration.runs.runs_of_job import CHECKPOINT_TAG, next_run_key, runs_on
 from dagster_flinkpy.orchestration.sensors.targets import FlinkTarget, flink_targets, runs_alive, tick_result
 from dagster_flinkpy.orchestration.sensors.waiting_look import LookTime, WaitingLook
 from dagster_flinkpy.storage import StorageLocation
@@ -238,9 +238,8 @@ def _status(
 
 def _request(target: FlinkTarget, instance: DagsterInstance, status: JobAtTick, job_name: str) -> RunRequest:
     checkpoint_id = 1 + (status.last_checkpoint_id or 0)
-    attempt = 1 + instance.get_runs_count(_tries(target, checkpoint_id))
     return RunRequest(
-        run_key=f"{target.job_id}-{checkpoint_id}-{attempt}",
+        run_key=next_run_key(instance, _tries(target, checkpoint_id), f"{target.job_id}-{checkpoint_id}-"),
         job_name=job_name,
         tags={JOB_TAG: target.job_id, CHECKPOINT_TAG: str(checkpoint_id)},
     )

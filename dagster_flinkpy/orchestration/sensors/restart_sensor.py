@@ -42,6 +42,7 @@ from dagster_flinkpy.orchestration.runs.runs_of_job import (
     cut_short,
     first_try,
     goes_on,
+    operation_of,
     recent_runs,
 )
 from dagster_flinkpy.orchestration.sensors.targets import FlinkTarget, flink_targets, tick_result
@@ -62,8 +63,6 @@ __all__ = [
 
 _KEPT = (ASSET_PARTITION_RANGE_START_TAG, ASSET_PARTITION_RANGE_END_TAG, MAX_RUNTIME_SECONDS_TAG)
 """Dagster's own tags that a restarted run has from the one that failed."""
-_NO_ASSETS = ("savepoint", "restore", "rescale", "reset", "stop")
-"""Jobs of `build_flink_jobs` that are attempts of the job but run no epoch of it."""
 
 
 @dataclass(frozen=True)
@@ -247,10 +246,17 @@ class JobHistory:
         return bool(self.runs) and self.reached and self.runs[0].dagster_run.status == DagsterRunStatus.FAILURE
 
     @staticmethod
-    def of(instance: DagsterInstance, target: FlinkTarget) -> JobHistory:
-        """Reads the history of a job."""
+    def of(instance: DagsterInstance, target: FlinkTarget, *, idle: bool = False) -> JobHistory:
+        """Reads the history of a job.
+
+        Args:
+            instance: Where runs are recorded.
+            target: The job.
+            idle: Whether no run works on the job, so that those that have not ended are dead. Default: False.
+        """
         found = recent_runs(instance, target.job_id, target.keys)
-        runs = _last_ended_first([record for record in found if not _is_upkeep(record.dagster_run, target)], target)
+        found = [record for record in found if not _is_upkeep(record.dagster_run, target)]
+        runs = _last_ended_first(found, target, idle)
         last = runs[0].dagster_run if runs else None
         if last is None or last.status != DagsterRunStatus.FAILURE or JOB_TAG in last.tags:
             return JobHistory(target, runs)
@@ -291,7 +297,7 @@ def hopeless_error(instance: DagsterInstance, history: JobHistory) -> str | None
     return None
 
 
-def _last_ended_first(newest_first: Sequence[RunRecord], target: FlinkTarget) -> list[RunRecord]:
+def _last_ended_first(newest_first: Sequence[RunRecord], target: FlinkTarget, idle: bool) -> list[RunRecord]:
     """Puts runs into the order in which they ended: a rescale may begin and end beside a run.
 
     The sensors start a run when no other works on the job, so it ends after those before it, whatever the clocks of the
@@ -300,15 +306,15 @@ def _last_ended_first(newest_first: Sequence[RunRecord], target: FlinkTarget) ->
     of_sensors = {f"{target.dagster_name}_{verb}" for verb in ("checkpoint", "restart")}
     found, latest = list[tuple[float, RunRecord]](), 0.0
     for record in reversed(newest_first):
-        ended = max(_ended(record), latest if record.dagster_run.job_name in of_sensors else 0.0)
+        ended = max(_ended(record, idle), latest if record.dagster_run.job_name in of_sensors else 0.0)
         found.append((ended, record))
         latest = max(latest, ended)
     return [record for _, record in sorted(found, key=lambda each: each[0])][::-1]
 
 
-def _ended(record: RunRecord) -> float:
-    """Returns when a run ended, in seconds since 1970; infinity if it has not."""
-    if not record.dagster_run.is_finished:
+def _ended(record: RunRecord, idle: bool) -> float:
+    """Returns when a run ended, in seconds since 1970; infinity if it has not, unless it is dead."""
+    if not record.dagster_run.is_finished and not idle:
         return math.inf
     return record.create_timestamp.timestamp() if record.end_time is None else record.end_time
 
@@ -319,8 +325,8 @@ def _is_upkeep(run: DagsterRun, target: FlinkTarget) -> bool:
     Such a failure is not a failure of the job, and the run's config is not that of an epoch. A rescale that succeeded
     counts as a start by hand, unless a run beside it has ended later.
     """
-    verbs = _NO_ASSETS[:1] if run.status == DagsterRunStatus.SUCCESS else _NO_ASSETS
-    return run.is_finished and run.job_name in {f"{target.dagster_name}_{verb}" for verb in verbs}
+    operation = operation_of(run, target.dagster_name)
+    return run.is_finished and operation is not None and (not run.is_success or operation == "savepoint")
 
 
 def restart_request(instance: DagsterInstance, target: FlinkTarget, restart: Restart, job_name: str) -> RunRequest:

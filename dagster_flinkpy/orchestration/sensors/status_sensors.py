@@ -17,13 +17,15 @@ from dagster import (
 )
 
 from dagster_flinkpy.orchestration.dagster_internals import switch_sensor
-from dagster_flinkpy.orchestration.runs.runs_of_job import recent_runs, works_on
+from dagster_flinkpy.orchestration.runs.runs_of_job import operation_of, works_on
+from dagster_flinkpy.orchestration.sensors.restart_sensor import JobHistory
 from dagster_flinkpy.orchestration.sensors.targets import FlinkTarget, flink_targets
 
 __all__ = ["build_job_status_sensors"]
 
 _ON = DagsterRunStatus.STARTED
 _OFF = (DagsterRunStatus.FAILURE, DagsterRunStatus.CANCELED)
+_NO_START = ("savepoint", "stop")
 _HAPPENED = {_ON: "starts", DagsterRunStatus.FAILURE: "fails", DagsterRunStatus.CANCELED: "is canceled"}
 
 
@@ -38,7 +40,8 @@ def build_job_status_sensors(
 
     As in Flink, the periodic trigger is active only while the job is RUNNING. With `build_restart_sensor` a failed job
     restarts by itself, which switches the trigger on again. A run that succeeded has completed its checkpoints and
-    changes nothing.
+    changes nothing. Nor does a savepoint, a restore, a rescale or the like that fails, or a run in which only other
+    assets have failed: then the job has not.
 
     Args:
         assets: What `flink_assets` returned.
@@ -80,8 +83,8 @@ def build_job_status_sensors(
                 return SkipReason(f"Run {run.run_id} does not belong to a job of {checkpoint_sensor.name}.")
             if run.remote_job_origin is None:
                 return SkipReason(f"Run {run.run_id} was not launched from a code location.")
-            if later := _overtaken(context.instance, run, targets, status):
-                return SkipReason(later)
+            if reason := _reason_to_leave(context.instance, run, targets, status):
+                return SkipReason(reason)
             changed = switch_sensor(context.instance, run, checkpoint_sensor, on=switch_on)
             what = f"switched {verb}" if changed else f"is {verb} already"
             return SkipReason(
@@ -98,19 +101,24 @@ def _job_of(instance: DagsterInstance, run: DagsterRun, targets: Sequence[FlinkT
     return next(mine, None)
 
 
-def _overtaken(
+def _reason_to_leave(
     instance: DagsterInstance, run: DagsterRun, targets: Sequence[FlinkTarget], status: DagsterRunStatus
 ) -> str | None:
-    """Returns why this change no longer counts. The sensors tick independently, so changes may arrive in any order."""
+    """Returns why a run changes nothing. The sensors tick independently, so what happens may arrive in any order."""
+    mine = [one for one in targets if works_on(instance, run, one.job_id, one.keys)]
     if status == _ON:
         now = instance.get_run_by_id(run.run_id)
         if now is not None and now.status in _OFF:
             return f"Run {run.run_id} started, and is {now.status.value.lower()} by now."
+        if any(operation_of(run, target.dagster_name) in _NO_START for target in mine):
+            return f"Run {run.run_id} takes a savepoint, and starts no job."
         return None
-    for target in (one for one in targets if works_on(instance, run, one.job_id, one.keys)):
-        newest = next((r.dagster_run for r in recent_runs(instance, target.job_id, target.keys)), run)
-        if newest.run_id != run.run_id and newest.status not in _OFF:
-            return (
-                f"Run {run.run_id} is {status.value.lower()}, but job {target.job_id} has a newer run {newest.run_id}."
-            )
-    return None
+    reasons = []
+    for target in mine:
+        history = JobHistory.of(instance, target)
+        newest = history.runs[0].dagster_run if history.runs else None
+        if newest is not None and (history.failed or newest.status == DagsterRunStatus.CANCELED):
+            return None
+        now_is = "has not run yet" if newest is None else f"is {newest.status.value.lower()} in run {newest.run_id}"
+        reasons.append(f"Run {run.run_id} is {status.value.lower()}, but job {target.job_id} {now_is}.")
+    return " ".join(reasons)

@@ -151,7 +151,7 @@ def _start(
     tags: Mapping[str, str],
 ) -> RunRequest | str:
     """Returns the run to start, or why none is started. Nobody works on the job."""
-    history = JobHistory.of(instance, target)
+    history = JobHistory.of(instance, target, idle=True)
     last = history.runs[0].dagster_run if history.runs else None
     if history.failed:
         answer = next_restart(

@@ -28,7 +28,7 @@ from dagster_flinkpy.errors import ConfigurationError
 from dagster_flinkpy.orchestration.dagster_internals import WILL_RETRY_TAG, UnresolvedAssetJobDefinition
 from dagster_flinkpy.orchestration.flink_job import JOB_TAG
 from dagster_flinkpy.orchestration.run_config import SavepointConfig, SweepConfig
-from dagster_flinkpy.orchestration.runs.runs_of_job import SAVEPOINT_TAG, active_runs, runs_on
+from dagster_flinkpy.orchestration.runs.runs_of_job import SAVEPOINT_TAG, active_runs, next_run_key, runs_on
 from dagster_flinkpy.orchestration.sensors.targets import FlinkTarget, flink_targets, tick_result
 
 if TYPE_CHECKING:
@@ -118,9 +118,11 @@ def build_savepoint_sensor(
             assert latest is not None
             tries = 1 + (asked.tries if asked is not None and asked.is_to_be_tried_again else 0)
             tags = _savepoint_of(target, latest.checkpoint_id)
-            what = f"of-{latest.checkpoint_id}-{1 + context.instance.get_runs_count(RunsFilter(tags=tags))}"
+            prefix = f"{target.job_id}-savepoint-of-{latest.checkpoint_id}-"
+            key = next_run_key(context.instance, RunsFilter(tags=tags), prefix)
+            request = _request(target, by_name, "savepoint", key, config or SavepointConfig(), tags)
             cursor.jobs[target.job_id] = {"checkpoint_id": latest.checkpoint_id, "at_ms": now_ms, "tries": tries}
-            return _request(target, by_name, "savepoint", what, config or SavepointConfig(), tags)
+            return request
 
         return tick_result(context, targets, decide, cursor)
 
@@ -186,8 +188,10 @@ def build_retention_sensor(
             left = None if last is None else _left(last["at_ms"], interval, now_ms)
             if left is not None:
                 return f"Job {target.job_id}: the next sweep is due in {left}."
+            key = f"{target.job_id}-sweep-at-{now_ms}"
+            request = _request(target, by_name, "sweep", key, config or SweepConfig(), {})
             cursor.jobs[target.job_id] = {"at_ms": now_ms}
-            return _request(target, by_name, "sweep", f"at-{now_ms}", config or SweepConfig(), {})
+            return request
 
         return tick_result(context, targets, decide, cursor)
 
@@ -307,13 +311,11 @@ def _request(
     target: FlinkTarget,
     jobs: dict[str, JobDefinition],
     verb: str,
-    what: str,
+    run_key: str,
     config: SavepointConfig | SweepConfig,
     tags: dict[str, str],
 ) -> RunRequest:
     job = jobs[f"{target.dagster_name}_{verb}"]
     (node,) = job.nodes
     run_config: dict[str, Any] = {"ops": {node.name: {"config": config.model_dump(mode="json")}}}
-    return RunRequest(
-        run_key=f"{target.job_id}-{verb}-{what}", job_name=job.name, run_config=run_config, tags={**job.tags, **tags}
-    )
+    return RunRequest(run_key=run_key, job_name=job.name, run_config=run_config, tags={**job.tags, **tags})

@@ -171,6 +171,29 @@ def test_a_failed_run_is_tried_again_under_another_key(
     assert (first.run_key, second.run_key) == ("words-5-1", "words-5-2")
 
 
+def test_a_try_has_no_key_of_one_before_if_somebody_has_deleted_another(
+    tmp_path: Path,
+    tick: Any,
+    assets: list[AssetsDefinition],
+    instance: DagsterInstance,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Dagster starts no run for a key that a run has, and the tick does not fail."""
+    sensor = build_checkpoint_sensor(assets, interval=MINUTE)
+    complete(tmp_path, 4)
+    later = checkpoint_sensor.current_millis() + 3_600_000
+    monkeypatch.setattr(checkpoint_sensor, "current_millis", lambda: later)
+    runs = []
+    for number in (1, 2):
+        [request] = tick(sensor).run_requests
+        assert request.run_key == f"words-5-{number}"
+        tags = {**request.tags, "dagster/run_key": str(request.run_key)}
+        runs.append(create_run_for_test(instance, tags=tags, status=DagsterRunStatus.FAILURE).run_id)
+    instance.delete_run(runs[0])
+    [request] = tick(sensor).run_requests
+    assert request.run_key == "words-5-3"
+
+
 def test_a_failed_run_is_not_tried_again_before_the_interval(
     tmp_path: Path, tick: Any, assets: list[AssetsDefinition], instance: DagsterInstance
 ) -> None:

@@ -191,7 +191,7 @@ def test_a_range_of_partitions_is_run_again_as_a_range(
     assert days.items() <= request.tags.items()
 
 
-@pytest.mark.parametrize("verb", ["savepoint", "restore", "rescale", "reset", "stop"])
+@pytest.mark.parametrize("verb", ["savepoint", "restore", "rescale", "reset", "stop", "switch", "rollback"])
 def test_what_else_fails_on_the_job_is_no_failure_of_it(
     assets: list[AssetsDefinition], instance: DagsterInstance, verb: str
 ) -> None:
@@ -297,17 +297,22 @@ def test_a_savepoint_that_succeeds_ends_no_failure(assets: list[AssetsDefinition
 # --- one run of several jobs ------------------------------------------------------------------------------------------
 
 
+def end_step(instance: DagsterInstance, run: DagsterRun, step: str, end: Any) -> None:
+    """Begins a step of a run, and ends it unless ``end`` is None."""
+    event = DagsterEvent(DagsterEventType.STEP_START.value, run.job_name, step_key=step)
+    instance.report_dagster_event(event, run.run_id)
+    if end is not None:
+        kind = DagsterEventType.STEP_FAILURE if isinstance(end, StepFailureData) else DagsterEventType.STEP_SUCCESS
+        event = DagsterEvent(kind.value, run.job_name, step_key=step, event_specific_data=end)
+        instance.report_dagster_event(event, run.run_id)
+
+
 def run_of_both(both: list[AssetsDefinition], instance: DagsterInstance, **steps: Any) -> DagsterRun:
     """Creates a failed run with a step for each job. The arguments say how the steps ended."""
     run = plan(instance, both[0], FAILED, job_name="__ASSET_JOB")
     plan(instance, both[1], FAILED, run=run)
     for step, end in steps.items():
-        event = DagsterEvent(DagsterEventType.STEP_START.value, run.job_name, step_key=step)
-        instance.report_dagster_event(event, run.run_id)
-        if end is not None:
-            kind = DagsterEventType.STEP_FAILURE if isinstance(end, StepFailureData) else DagsterEventType.STEP_SUCCESS
-            event = DagsterEvent(kind.value, run.job_name, step_key=step, event_specific_data=end)
-            instance.report_dagster_event(event, run.run_id)
+        end_step(instance, run, step, end)
     return run
 
 

@@ -2,9 +2,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from dagster import (
+    AssetKey,
     AssetsDefinition,
     DagsterEvent,
     DagsterEventType,
@@ -21,6 +23,7 @@ from dagster._core.types.loadable_target_origin import LoadableTargetOrigin
 from dagster_flinkpy.orchestration import build_checkpoint_sensor, build_job_status_sensors, flink_assets
 from dagster_flinkpy.orchestration.flink_job import JOB_TAG
 from tests.orchestration.programs import word_count
+from tests.orchestration.sensors.test_restart_sensor import BROKE, DONE, end_step, plan
 
 STARTED, FAILURE, CANCELED = DagsterRunStatus.STARTED, DagsterRunStatus.FAILURE, DagsterRunStatus.CANCELED
 REPOSITORY = RemoteRepositoryOrigin(
@@ -55,14 +58,18 @@ class Location:
 
     def happens(self, status: DagsterRunStatus, run: DagsterRun | None = None) -> str:
         """Changes the status of a run, and returns what the sensor says."""
-        run = run or DagsterRun(
-            "words_checkpoint", tags={JOB_TAG: "words"}, remote_job_origin=RemoteJobOrigin(REPOSITORY, "words")
-        )
+        run = run or self.ran(status)
         event = DagsterEvent(DagsterEventType.RUN_START.value, run.job_name)
         follower = self.followers[status]
         context = build_run_status_sensor_context(follower.name, event, self.instance, run)
         reason = follower(context)
         return reason.skip_message or ""
+
+    def ran(self, status: DagsterRunStatus, job_name: str = "words_checkpoint", **kwargs: Any) -> DagsterRun:
+        """Creates a run."""
+        kwargs = {"tags": {JOB_TAG: "words"}, **kwargs}
+        origin = RemoteJobOrigin(REPOSITORY, job_name)
+        return create_run_for_test(self.instance, job_name, status=status, remote_job_origin=origin, **kwargs)
 
     @property
     def is_on(self) -> bool | None:
@@ -130,15 +137,52 @@ def test_what_later_runs_have_overtaken_changes_nothing(
 ) -> None:
     """Sensors tick independently, so they may see a run's end before its start."""
     location = Location(instance, assets)
-
-    def run(status: DagsterRunStatus) -> DagsterRun:
-        origin = RemoteJobOrigin(REPOSITORY, "words")
-        return create_run_for_test(instance, "words", status=status, tags={JOB_TAG: "words"}, remote_job_origin=origin)
-
-    failed = run(FAILURE)
+    failed = location.ran(FAILURE)
     assert "failure by now" in location.happens(STARTED, failed)
     assert location.is_on is None
-    restarted = run(STARTED)
+    restarted = location.ran(STARTED)
     assert "switched on" in location.happens(STARTED, restarted)
-    assert f"has a newer run {restarted.run_id}" in location.happens(FAILURE, failed)
+    assert f"job words is started in run {restarted.run_id}" in location.happens(FAILURE, failed)
     assert location.is_on
+
+
+@pytest.mark.parametrize("verb", ["savepoint", "stop", "restore", "rescale", "reset", "switch", "rollback"])
+@pytest.mark.parametrize("status", [FAILURE, CANCELED])
+def test_what_else_fails_on_the_job_leaves_the_trigger_on(
+    instance: DagsterInstance, assets: list[AssetsDefinition], verb: str, status: DagsterRunStatus
+) -> None:
+    location = Location(instance, assets)
+    location.happens(STARTED)
+    last = location.ran(DagsterRunStatus.SUCCESS)
+    said = location.happens(status, location.ran(status, f"words_{verb}"))
+    assert location.is_on, "or no run would start any more"
+    assert f"but job words is success in run {last.run_id}" in said
+
+
+@pytest.mark.parametrize("verb", ["savepoint", "stop"])
+def test_a_savepoint_of_a_canceled_job_does_not_start_it(
+    instance: DagsterInstance, assets: list[AssetsDefinition], verb: str
+) -> None:
+    location = Location(instance, assets, DefaultSensorStatus.RUNNING)
+    location.happens(CANCELED)
+    assert "starts no job" in location.happens(STARTED, location.ran(STARTED, f"words_{verb}"))
+    assert location.is_on is False
+    assert "switched on" in location.happens(STARTED, location.ran(STARTED, "words_restore"))
+
+
+@pytest.mark.parametrize("end", [DONE, BROKE])
+def test_a_run_in_which_another_asset_fails_leaves_the_trigger_on(
+    instance: DagsterInstance, assets: list[AssetsDefinition], end: Any
+) -> None:
+    location = Location(instance, assets)
+    keys = frozenset({*assets[0].keys, AssetKey("report")})
+    run = location.ran(STARTED, "__ASSET_JOB", tags={}, asset_selection=keys)
+    assert "switched on" in location.happens(STARTED, run)
+    plan(instance, assets[0], DagsterRunStatus.STARTED, run)
+    end_step(instance, run, "words", end)
+    end_step(instance, run, "report", BROKE)
+    instance.report_run_failed(run)
+    failed = instance.get_run_by_id(run.run_id)
+    assert failed is not None
+    said = location.happens(FAILURE, failed)
+    assert location.is_on is (end is DONE), said

@@ -145,6 +145,20 @@ def test_a_run_whose_machine_was_lost_is_replaced_although_it_is_started(
     assert isinstance(again, RunRequest) and again.tags[RESTART_TAG] == after
 
 
+def test_a_run_whose_machine_was_lost_hides_no_later_one(words: Supervised, monkeypatch: pytest.MonkeyPatch) -> None:
+    lost = words.ran(DagsterRunStatus.STARTED)
+    started = DagsterEvent(DagsterEventType.STEP_START.value, "words_restart", step_key="words")
+    words.instance.report_dagster_event(started, lost)
+    monkeypatch.setattr(exclusive_run, "SILENT_SECONDS", 0.0)
+    request = words.tick()
+    assert isinstance(request, RunRequest) and request.run_key == f"words-start-after-{lost}"
+    canceled = words.ran(CANCELED, tags=dict(request.tags))
+    assert words.tick() == f"Job words: run {canceled} was canceled. Start it by hand."
+    by_hand = words.ran(SUCCESS, job_name="__ASSET_JOB", tags={JOB_TAG: "words"})
+    request = words.tick()
+    assert isinstance(request, RunRequest) and request.run_key == f"words-start-after-{by_hand}"
+
+
 def test_a_failed_run_is_started_again_as_the_strategy_says(words: Supervised) -> None:
     config = {"ops": {"words": {"config": {"epochs": 0, "parallelism": 3}}}}
     failed = words.ran(FAILED, run_config=config, tags={**WORDS, MAX_RUNTIME: "60", "dagster/run_key": "x"})

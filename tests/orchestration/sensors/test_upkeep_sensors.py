@@ -13,6 +13,7 @@ from dagster import (
     DagsterRun,
     DagsterRunStatus,
     JobDefinition,
+    RunRequest,
     build_sensor_context,
 )
 from dagster._core.definitions.sensor_definition import SensorDefinition, SensorExecutionData
@@ -31,6 +32,7 @@ from dagster_flinkpy.orchestration import (
 )
 from dagster_flinkpy.orchestration.flink_job import JOB_TAG
 from dagster_flinkpy.orchestration.sensors import upkeep_sensors
+from dagster_flinkpy.orchestration.sensors.targets import FlinkTarget
 from tests.checkpoint.samples import metadata
 from tests.orchestration.programs import word_count
 
@@ -99,6 +101,33 @@ def test_a_savepoint_each_hour(location: Location) -> None:
     assert location.tick(sensor).skip_message == "Job words: the next savepoint is due in 0:01:00."
     location.now_ms += 60_000
     assert keys(location.tick(sensor)) == ["words-savepoint-of-2-1"]
+
+
+@pytest.mark.parametrize("build", [build_savepoint_sensor, build_retention_sensor])
+def test_what_could_not_be_requested_is_requested_at_the_next_tick(
+    tmp_path: Path, location: Location, monkeypatch: pytest.MonkeyPatch, build: Any
+) -> None:
+    env = word_count(tmp_path / "others", ["a"])
+    others: list[AssetsDefinition] = flink_assets(env, name="others")
+    sensor = build([*location.assets, *others], [*location.jobs, *build_flink_jobs(env, name="others")], interval=HOUR)
+    location.complete_checkpoint()
+    request = upkeep_sensors._request
+
+    def fails(target: FlinkTarget, *args: Any) -> RunRequest:
+        if target.job_id == "words":
+            raise ValueError("no config")
+        return request(target, *args)
+
+    monkeypatch.setattr(upkeep_sensors, "_request", fails)
+    if build is build_retention_sensor:
+        assert len(keys(location.tick(sensor))) == 1
+    else:
+        with pytest.raises(ValueError, match="no config"):
+            location.tick(sensor)
+    monkeypatch.undo()
+    monkeypatch.setattr(upkeep_sensors, "current_millis", lambda: location.now_ms)
+    (key,) = keys(location.tick(sensor))
+    assert str(key).startswith("words-")
 
 
 def test_a_savepoint_on_a_condition(location: Location) -> None:
