@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from types import FrameType
 
-from dagster import AssetExecutionContext, DagsterEventType
+from dagster import AssetExecutionContext, DagsterEventType, DagsterRunStatus
 
 from dagster_flinkpy.errors import add_note
 
@@ -30,7 +30,8 @@ def clean_termination(context: AssetExecutionContext) -> Iterator[Termination]:
     """Ends the step without an error if the job that runs inside is terminated and ends as it should.
 
     The run is canceled all the same: whoever has started the process of the step knows that the run is to end. If the
-    step is in the process of the run, nobody else can tell Dagster, so then the interrupt is raised on.
+    step is in the process of the run, nobody else can tell Dagster, so then the interrupt is raised on. It is raised on,
+    too, if somebody else ends the process, such as Kubernetes that drains its node: the run would succeed.
 
     Args:
         context: Context of the step.
@@ -39,10 +40,15 @@ def clean_termination(context: AssetExecutionContext) -> Iterator[Termination]:
     try:
         yield termination
     except BaseException as error:
-        if _CLEAN not in getattr(error, "__notes__", ()) or not _has_own_process(context):
+        if _CLEAN not in getattr(error, "__notes__", ()) or not (_is_to_end(context) and _has_own_process(context)):
             raise
         termination.happened = True
         context.log.info(f"The run was terminated. {_CLEAN}")
+
+
+def _is_to_end(context: AssetExecutionContext) -> bool:
+    run = context.instance.get_run_by_id(context.run.run_id)
+    return run is not None and run.status in (DagsterRunStatus.CANCELING, DagsterRunStatus.CANCELED)
 
 
 def _has_own_process(context: AssetExecutionContext) -> bool:

@@ -227,7 +227,10 @@ def test_a_run_that_is_terminated_keeps_its_checkpoints(words: Words, number: si
     assert words.rows() == [2, 6]
 
 
-def test_a_terminated_step_that_has_its_own_process_does_not_fail(words: Words) -> None:
+@pytest.mark.parametrize("asked", [True, False])
+def test_a_step_that_has_its_own_process_fails_only_if_nobody_has_told_dagster_to_end_it(
+    words: Words, asked: bool
+) -> None:
     ended = threading.Event()
 
     def terminate(checkpoint_id: int) -> None:
@@ -237,6 +240,8 @@ def test_a_terminated_step_that_has_its_own_process_does_not_fail(words: Words) 
             kind, what = DagsterEventType.STEP_WORKER_STARTED.value, EngineEventData()
             started = DagsterEvent(kind, run.job_name, step_key="words", event_specific_data=what)
             words.instance.report_dagster_event(started, run.run_id)
+            if asked:
+                words.instance.report_run_canceling(run)
             os.kill(os.getpid(), signal.SIGTERM)
             assert ended.wait(LIMIT), "the run waits for Spark"
 
@@ -245,12 +250,13 @@ def test_a_terminated_step_that_has_its_own_process_does_not_fail(words: Words) 
         result = words.run("abcdef", epochs=0)
     finally:
         ended.set()
-    assert not [event for event in result.all_events if event.is_step_failure]
+    assert [event.step_key for event in result.all_events if event.is_step_failure] == ([] if asked else ["words"])
     assert words.checkpoints("table") == [2]
     assert words.rows() == [2]
     (run,) = words.instance.get_runs()
     said = [entry.user_message for entry in words.instance.all_logs(run.run_id)]
-    assert any(line.startswith("The run was terminated. The job has ended after its last checkpoint") for line in said)
+    ended_well = "The run was terminated. The job has ended after its last checkpoint"
+    assert any(line.startswith(ended_well) for line in said) is asked
 
 
 LONG = "ab" * 200
