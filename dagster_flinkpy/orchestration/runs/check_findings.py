@@ -14,6 +14,7 @@ from dagster_flinkpy.checkpoint.evolution import Change, StateOutcome
 from dagster_flinkpy.checkpoint.metadata import CheckpointMetadata
 from dagster_flinkpy.checkpoint.savepoints.stored_checkpoint import StoredCheckpoint
 from dagster_flinkpy.checkpoint.store import CompletedCheckpointStore
+from dagster_flinkpy.checkpoint.traces import head_of_job
 from dagster_flinkpy.common.clock import current_millis, datetime_of_millis
 from dagster_flinkpy.datastream.connectors.base import SourceLag
 from dagster_flinkpy.errors import CorruptMetadataError, CorruptStateError, FlinkPyError, StorageError
@@ -143,6 +144,7 @@ def _look(check: str, uid: str, asset: AssetKey, of_job: JobView, **limits: Any)
             if len(seen) == _TRIES:
                 what = f"Checkpoints {seen} were each replaced while they were read. Check again when no run is active."
                 return CheckFinding(False, what, {}, WARN)
+        head_of_job(of_job.store)  # the job is new, or its HEAD was lost
     except CorruptMetadataError as error:
         return CheckFinding(False, str(error), {})
     if find is _lingering:  # transactions may be open even though all checkpoints were deleted

@@ -30,8 +30,8 @@ def clean_termination(context: AssetExecutionContext) -> Iterator[Termination]:
     """Ends the step without an error if the job that runs inside is terminated and ends as it should.
 
     The run is canceled all the same: whoever has started the process of the step knows that the run is to end. If the
-    step is in the process of the run, nobody else can tell Dagster, so then the interrupt is raised on. It is raised on,
-    too, if somebody else ends the process, such as Kubernetes that drains its node: the run would succeed.
+    step is in the process of the run, nobody else can tell Dagster, so then the interrupt is raised on. It is
+    raised on, too, if somebody else ends the process, such as Kubernetes that drains its node: the run would succeed.
 
     Args:
         context: Context of the step.

@@ -144,6 +144,17 @@ def test_damaged_metadata_is_a_finding(deployment: Deployment) -> None:
     assert "_metadata" in (integrity.description or "")
 
 
+@pytest.mark.parametrize(
+    "check", ["snapshot_integrity", "restore_drill", "lag", "state_evolution", "lingering_transactions"]
+)
+def test_a_head_that_was_lost_is_a_finding(deployment: Deployment, check: str) -> None:
+    deployment.run()
+    (deployment.state / "HEAD").unlink()
+    for found in deployment.check(check).values():
+        assert not found.passed
+        assert "HEAD" in (found.description or "")
+
+
 def test_a_checkpoint_that_is_replaced_while_it_is_read_is_no_finding(
     deployment: Deployment, monkeypatch: pytest.MonkeyPatch
 ) -> None:
