@@ -181,7 +181,7 @@ class PostgresEnumerator(EndingEnumerator):
         """Checks what others have done to the table since the last plan."""
         now = Seen.of(scan)
         if self._at.seen is not None and self._at.position is not None:
-            self._at.seen.check(scan, now, self._at.position)
+            now = self._at.seen.followed_by(scan, now, self._at.position)
         if self._at.seen is not None and self._at.seen.files != now.files:  # what was settled was so for other rows
             self._at.settled, self._at.candidate = self._at.position, None
         self._at.seen = now

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Collection
+from dataclasses import dataclass, replace
 from typing import Any
 
 from psycopg import sql
@@ -53,7 +54,8 @@ class Seen(JsonRecord):
     files: dict[str, int]
     """The file of each table that has rows: of each partition, by its id. ``TRUNCATE`` makes another one."""
     sequences: dict[str, int]
-    """The last value of each sequence of the first column, of those that this role may read."""
+    """The last value of each sequence of the first column, of those that this role may read. One without a value, after
+    ``RESTART`` or if it is gone, has its last one before that."""
 
     @staticmethod
     def of(scan: Scan) -> Seen:
@@ -69,8 +71,8 @@ class Seen(JsonRecord):
         files = dict(scan.connection.execute(_FILES, [scan.name]).fetchall())
         return Seen(system, int(lsn), snapshot, int(table), columns, files, scan.last_values())
 
-    def check(self, scan: Scan, now: Seen, position: Value) -> None:
-        """Checks that rows up to a position are those that were read."""
+    def followed_by(self, scan: Scan, now: Seen, position: Value) -> Seen:
+        """Checks that rows up to a position are those that were read, and returns what is known from now on."""
         if now.system == self.system and 0 < now.lsn < self.lsn:
             raise RestoreError(
                 f"the server of table {scan.name} was reset to an earlier state, as by a backup: rows that the job has "
@@ -85,29 +87,34 @@ class Seen(JsonRecord):
                     f"column {name!r} of table {scan.name} {what} than when it was read up to {position}, so rows are "
                     "in another order. Change it back, or start from empty state"
                 )
+        highest = max(self.sequences.values(), default=0)
         for name, value in now.sequences.items():
-            if value < self.sequences.get(name, value) and value < int(position[0]):
+            last = self.sequences.get(name, highest)
+            if value < last and value < int(position[0]):
+                was = "was set back" if name in self.sequences else "was made anew, and went"
                 raise RestoreError(
-                    f"sequence {name}, which numbers the rows of table {scan.name}, was set back from "
-                    f"{self.sequences[name]} to {value}. Rows with values up to {position} would never be read: SELECT "
-                    f"setval('{name}', {int(position[0])}), and give rows that were added meanwhile greater "
-                    "values; or start from empty state"
+                    f"sequence {name}, which numbers the rows of table {scan.name}, {was} from {last} to {value}. Rows "
+                    f"with values up to {position} would never be read: SELECT setval('{name}', {int(position[0])}), "
+                    "and give rows that were added meanwhile greater values; or start from empty state"
                 )
+        # A server that was set up in the same way may have the same ids. One that was upgraded goes on with its log.
+        files = self.files if now.system == self.system or now.lsn >= self.lsn else {}
         for oid, file in now.files.items():
-            if self.files.get(oid) != file:
-                self._check_file(scan, oid, position)
+            if files.get(oid) != file:
+                self._check_file(scan, oid, position, files)
+        return replace(now, sequences=self.sequences | now.sequences)
 
-    def _check_file(self, scan: Scan, oid: str, position: Value) -> None:
+    def _check_file(self, scan: Scan, oid: str, position: Value, files: Collection[str]) -> None:
         """Checks a file that was not there. It has rows that were read if it is one that was written anew."""
         behind = sql.SQL("FROM {} WHERE tableoid = {} AND {}").format(
             scan.table, sql.Literal(int(oid)), scan.within(None, position)
         )
         values = {"snapshot": self.snapshot, "newest": int(self.snapshot.split(":")[1]), "oid": int(oid)}
         former = sql.SQL("SELECT EXISTS (SELECT {} AND (" + _FORMER + "))").format(behind)
-        if oid in self.files and scan.one(former, values):
+        if oid in files and scan.one(former, values):
             return
         if rows := scan.one(sql.SQL("SELECT count(*) {}").format(behind)):
-            was = "was truncated" if oid in self.files else "was made anew, or got another partition,"
+            was = "was truncated" if oid in files else "was made anew, is on another server, or got another partition,"
             raise RestoreError(
                 f"table {scan.name} {was} after it was read up to {position}, and has {rows} row(s) with such values. "
                 "They would never be read: give them greater values or delete them, or start from empty state"

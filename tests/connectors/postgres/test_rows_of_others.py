@@ -79,6 +79,32 @@ def test_a_sequence_that_was_set_back_is_refused_before_rows_are_missed(database
     assert take(source, enumerator) == [6]
 
 
+@pytest.mark.parametrize(
+    "change",
+    [
+        "TRUNCATE {}.t RESTART IDENTITY",
+        "DELETE FROM {}.t; ALTER TABLE {}.t ALTER n RESTART",
+        "DELETE FROM {}.t; SELECT setval('{}.t_n_seq', 1, false)",
+        "DROP TABLE {}.t; CREATE TABLE {}.t (n bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY, s text)",
+        "ALTER TABLE {}.t RENAME TO old; CREATE TABLE {}.t (LIKE {}.old INCLUDING ALL)",
+    ],
+)
+def test_rows_that_come_after_a_look_at_a_sequence_that_begins_anew_are_refused(
+    database: Database, change: str
+) -> None:
+    """The look finds neither rows nor a value of the sequence."""
+    source, enumerator = running(database)
+    database.sql(change)
+    assert take(source, enumerator) == []
+    enumerator = restored(source, enumerator)
+    assert take(source, enumerator) == []
+    add(database, 3)
+    error = refused(source, enumerator, "(was set back|was made anew, and went) from 5 to 3")
+    database.sql("SELECT setval" + error.split("SELECT setval")[1].split(", and give")[0])
+    database.sql("UPDATE {}.t SET n = DEFAULT")
+    assert take(source, enumerator) == [6, 7, 8]
+
+
 def test_what_leaves_the_rows_as_they_are_goes_on(database: Database) -> None:
     source, enumerator = running(database)
     for change in (
@@ -175,7 +201,10 @@ def test_a_server_that_was_reset(database: Database) -> None:
     with pytest.raises(RestoreError, match="was reset to an earlier state"):
         source.create_enumerator(state).plan_epoch(1)
     state["seen"]["system"] = "1"
-    assert take(source, source.create_enumerator(state)) == []
+    with pytest.raises(RestoreError, match=r"is on another server, .* and has 5 row\(s\) with such values"):
+        source.create_enumerator(state).plan_epoch(1)
+    state["seen"]["lsn"] = 1
+    assert take(source, source.create_enumerator(state)) == [], "pg_upgrade keeps all but the id of the cluster"
     with pytest.raises(ValueError, match="required field `files`"):
         source.create_enumerator({**state, "seen": {k: v for k, v in state["seen"].items() if k != "files"}})
     assert take(source, source.create_enumerator({**state, "seen": None})) == [], "a position of an older release"
