@@ -11,9 +11,40 @@ from dagster_flinkpy.checkpoint.operator_program import OperatorProgram, describ
 from dagster_flinkpy.checkpoint.operator_states import OperatorState
 from dagster_flinkpy.checkpoint.restore import is_lost, restore_targets
 from dagster_flinkpy.datastream.checkpointing.state_recovery import NonRestoredState, may_stay_behind
-from dagster_flinkpy.datastream.program.job_graph import JobGraph
+from dagster_flinkpy.datastream.operator_specs import WindowSpec
+from dagster_flinkpy.datastream.program.job_graph import JobGraph, JobVertex
+from dagster_flinkpy.datastream.window import (
+    DynamicEventTimeSessionWindows,
+    DynamicProcessingTimeSessionWindows,
+    EventTimeSessionWindows,
+    ProcessingTimeSessionWindows,
+    SlidingEventTimeWindows,
+    SlidingProcessingTimeWindows,
+    TumblingEventTimeWindows,
+    TumblingProcessingTimeWindows,
+)
+from dagster_flinkpy.errors import StateSchemaError
 
-__all__ = ["Change", "Evolution", "OperatorEvolution", "StateOutcome", "evolution_since"]
+__all__ = [
+    "Change",
+    "Evolution",
+    "OperatorEvolution",
+    "StateOutcome",
+    "evolution_since",
+    "refuse_other_windows",
+]
+
+_WINDOWS = {
+    TumblingEventTimeWindows: "windows of event time",
+    SlidingEventTimeWindows: "windows of event time",
+    EventTimeSessionWindows: "sessions of event time",
+    DynamicEventTimeSessionWindows: "sessions of event time",
+    TumblingProcessingTimeWindows: "windows of processing time",
+    SlidingProcessingTimeWindows: "windows of processing time",
+    ProcessingTimeSessionWindows: "sessions of processing time",
+    DynamicProcessingTimeSessionWindows: "sessions of processing time",
+}
+"""What kind of windows an assigner makes. The timers of one kind do not fire the windows of another."""
 
 
 class Change(Enum):
@@ -161,6 +192,29 @@ def evolution_since(
     not_needed = tuple(uid for uid in names if uid not in dropped and uid not in metadata.master_states)
     since = f"{metadata.kind.value} {metadata.checkpoint_id} of job {metadata.job_id!r}"
     return Evolution(since, tuple(found), not_needed)
+
+
+def refuse_other_windows(before: OperatorState | None, vertex: JobVertex) -> None:
+    """Refuses windows of another kind than those that are open in a checkpoint, which would never fire.
+
+    Args:
+        before: The operator in the checkpoint; None if it is not in it.
+        vertex: The operator of the program.
+
+    Raises:
+        StateSchemaError: The open windows are of another kind.
+    """
+    if before is None or before.program is None or not isinstance(vertex.spec, WindowSpec) or not _rows(before):
+        return
+    name = before.program.settings.get("assigner", "").partition("@")[0].partition("(")[0]
+    was = next((kind for assigner, kind in _WINDOWS.items() if assigner.__name__ == name), None)
+    now = _WINDOWS.get(type(vertex.spec.assigner))
+    if was is not None and now is not None and was != now:
+        raise StateSchemaError(
+            f"operator {vertex.uid!r}: its state has open {was} ({name}), and the program has {now} "
+            f"({type(vertex.spec.assigner).__name__}), under which they would never fire. Give the new operator "
+            f"another uid, and set allow_non_restored_state to [{vertex.uid!r}] to lose the open ones; or recompute it."
+        )
 
 
 def _compared(found: OperatorEvolution, before: OperatorState | None, graph: JobGraph) -> OperatorEvolution:

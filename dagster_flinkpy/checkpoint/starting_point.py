@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from dagster_flinkpy.checkpoint.attempt import Attempt
-from dagster_flinkpy.checkpoint.evolution import evolution_since
+from dagster_flinkpy.checkpoint.evolution import evolution_since, refuse_other_windows
 from dagster_flinkpy.checkpoint.kept_parallelism import PARALLELISM, settle_parallelism
 from dagster_flinkpy.checkpoint.metadata import COMMITS, METADATA_NAME, CheckpointKind, CheckpointMetadata
 from dagster_flinkpy.checkpoint.offline import without_committables, without_committed
@@ -219,10 +219,13 @@ class Restore:
 
         Raises:
             RestoreError: The state does not fit the program.
+            StateSchemaError: Windows are open that the program would never fire.
         """
         evolution = evolution_since(restored, graph, allow_non_restored_state=self.allow_non_restored_state)
         for line in evolution.lines:
             self.progress(line)
+        for vertex in graph.vertices:
+            refuse_other_windows(restored.operator(vertex.uid), vertex)
         plan = assign(restored, restore_targets(graph), allow_non_restored_state=self.allow_non_restored_state)
         return graph.with_max_parallelisms({u: o.max_parallelism for u, o in plan.operators.items()}), plan
 

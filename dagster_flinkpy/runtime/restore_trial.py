@@ -11,6 +11,8 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
+from dagster_flinkpy.checkpoint.evolution import refuse_other_windows
+from dagster_flinkpy.checkpoint.operator_states import OperatorState
 from dagster_flinkpy.checkpoint.restore import OperatorAssignment, assign, restore_targets
 from dagster_flinkpy.checkpoint.savepoints.savepoint import has_pickled_values as _is_pickled
 from dagster_flinkpy.checkpoint.savepoints.stored_checkpoint import StoredCheckpoint
@@ -91,7 +93,7 @@ def try_operators(
                 names = ", ".join(map(repr, pickled))
                 found[uid] = OperatorTrial(unknown=f"operator {uid!r}: operator state {names} is pickled")
             else:
-                found[uid] = _try(job, job.graph.vertex(uid), assignment)
+                found[uid] = _try(job, job.graph.vertex(uid), assignment, metadata.operator(uid))
     return found
 
 
@@ -110,9 +112,12 @@ def trial_job(graph: JobGraph, **start: Any) -> Iterator[EpochJob]:
             yield shipped
 
 
-def _try(job: EpochJob, vertex: JobVertex, assignment: OperatorAssignment) -> OperatorTrial:
+def _try(
+    job: EpochJob, vertex: JobVertex, assignment: OperatorAssignment, before: OperatorState | None
+) -> OperatorTrial:
     spec = vertex.spec
     try:
+        refuse_other_windows(before, vertex)
         if isinstance(spec, SourceSpec):
             create_enumerator(vertex.uid, spec, assignment.coordinator_state)
         elif spec.keeps_state and not isinstance(spec, (SinkSpec, CollectSpec, PrintSpec)):

@@ -332,5 +332,6 @@ class ReduceOperator(KeyedOperator):
 
     def on_watermark(self, watermark: int) -> None:
         for timestamp, _, _ in self.due(watermark, event_time=True):
-            self.collector.collect((self._table.column.get_one(self.backend.key_context.seat),), timestamp)
+            if self._final_only:  # other timers are those of a process function that had this uid
+                self.collector.collect((self._table.column.get_one(self.backend.key_context.seat),), timestamp)
         self.collector.flush()

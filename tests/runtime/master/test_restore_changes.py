@@ -7,11 +7,30 @@ from typing import Any
 
 import pytest
 
+from dagster_flinkpy.checkpoint.savepoints.stored_checkpoint import open_checkpoint
+from dagster_flinkpy.common.time import Time
+from dagster_flinkpy.common.types import Row
 from dagster_flinkpy.datastream import DataStream
 from dagster_flinkpy.datastream.program.job_graph import JobGraph
-from dagster_flinkpy.errors import RestoreError
+from dagster_flinkpy.datastream.window import (
+    EventTimeSessionWindows,
+    ProcessingTimeSessionWindows,
+    SessionWindowTimeGapExtractor,
+    SlidingEventTimeWindows,
+    SlidingProcessingTimeWindows,
+    TumblingEventTimeWindows,
+)
+from dagster_flinkpy.errors import RestoreError, StateSchemaError
+from dagster_flinkpy.orchestration.program import forecast
+from dagster_flinkpy.storage import StorageLocation
 from tests.runtime.harness import HarnessAttempt, collect_graph, collected
 from tests.runtime.programs import COUNTED, EVENT, CountPerKey, environment, events
+
+
+class Gap(SessionWindowTimeGapExtractor):
+    def extract(self, element: Any) -> int:
+        return 20
+
 
 RECORDS = [("a", 1, 1), ("b", 2, 2), ("a", 3, 3), ("a", 4, 4), ("b", 5, 5), ("a", 6, 6)]
 
@@ -75,3 +94,70 @@ def test_what_has_changed_is_told_once(tmp_path: Path) -> None:
         "operator 'one' removed; its state is dropped (8 rows)",
     ]
     assert said("two", "new") == []
+
+
+MS = Time.milliseconds
+WINDOWS: dict[str, Any] = {
+    "windows of event time": lambda: TumblingEventTimeWindows.of(MS(10)),
+    "sessions of event time": lambda: EventTimeSessionWindows.with_gap(MS(10)),
+    "windows of processing time": lambda: SlidingProcessingTimeWindows.of(MS(7_200_000), MS(3_600_000)),
+    "sessions of processing time": lambda: ProcessingTimeSessionWindows.with_gap(MS(3_600_000)),
+}
+
+
+def windowed(assigner: Any) -> JobGraph:
+    stream = events(environment(), RECORDS, per_epoch=3)
+    return collect_graph(stream.key_by("key").window(assigner).sum("value").uid("sums"))
+
+
+@pytest.mark.parametrize("before", WINDOWS)
+@pytest.mark.parametrize("now", WINDOWS)
+def test_windows_of_another_kind_than_those_that_are_open_are_refused(tmp_path: Path, before: str, now: str) -> None:
+    """They would stay in state and never fire, although the log says that the state is kept."""
+    with HarnessAttempt(windowed(WINDOWS[before]()), tmp_path) as attempt:
+        attempt.run_epoch()
+    graph = windowed(WINDOWS[now]())
+    found = forecast(graph, open_checkpoint(StorageLocation(str(tmp_path / "job"))))
+    if before == now:
+        assert found.problem is None, found.problem
+        with HarnessAttempt(graph, tmp_path) as attempt:
+            attempt.run_epoch()
+        return
+    says = rf"operator 'sums': its state has open {before} \(.*\), and the program has {now} \("
+    with pytest.raises(StateSchemaError, match=says) as refused, HarnessAttempt(graph, tmp_path):
+        pass
+    assert found.problem == str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("before", "now", "sums"),
+    [
+        (TumblingEventTimeWindows.of(MS(10)), SlidingEventTimeWindows.of(MS(20), MS(10)), {("a", 4), ("b", 2)}),
+        (EventTimeSessionWindows.with_gap(MS(20)), EventTimeSessionWindows.with_dynamic_gap(Gap()), {("a", 14)}),
+    ],
+)
+def test_windows_that_are_open_are_not_lost_if_their_kind_stays(
+    tmp_path: Path, before: Any, now: Any, sums: set[tuple[str, int]]
+) -> None:
+    with HarnessAttempt(windowed(before), tmp_path) as attempt:
+        attempt.run_epoch()
+    with HarnessAttempt(windowed(now), tmp_path) as attempt:
+        attempt.run_epoch()
+        assert sums <= {(row.key, row.value) for row in collected(attempt.graph, attempt.collected)}
+
+
+def test_timers_of_a_process_function_send_no_result_of_a_reduction_that_has_its_uid_now(tmp_path: Path) -> None:
+    class Timed(CountPerKey):
+        def process_element(self, value: Any, ctx: Any) -> Any:
+            ctx.timer_service().register_event_time_timer(value.time + 2)
+            return super().process_element(value, ctx)
+
+    stream = events(environment(), RECORDS, per_epoch=3).key_by("key")
+    with HarnessAttempt(collect_graph(stream.process(Timed(), COUNTED).uid("counts")), tmp_path) as attempt:
+        attempt.run_epoch()
+    stream = events(environment(), RECORDS, per_epoch=3).key_by("key")
+    reduced = stream.reduce(lambda a, b: Row(a.key, b.time, a.value + b.value)).uid("counts")
+    with HarnessAttempt(collect_graph(reduced), tmp_path) as attempt:
+        attempt.run_epoch()
+        rows = [tuple(row) for row in collected(attempt.graph, attempt.collected)]
+    assert rows == [("a", 4, 4), ("b", 5, 5), ("a", 6, 10)], "a result for each record"
