@@ -128,6 +128,15 @@ class LocalObjectStore(ObjectStore):
                 status = entry.stat()
                 yield ObjectInfo(key, status.st_size, "", _time(status.st_mtime))
 
+    def find(self, key: str) -> ObjectInfo | None:
+        """See ``ObjectStore``."""
+        path = self._path(key)
+        with translated(f"look at {path}"), suppress(FileNotFoundError):
+            if path.is_file():
+                status = path.stat()
+                return ObjectInfo(key, status.st_size, "", _time(status.st_mtime))
+        return None
+
     def list_input(self, selects: Callable[[str], bool], prefix: str = "") -> Iterator[ObjectInfo]:
         """See ``ObjectStore``."""
         folder, start = _split(prefix)

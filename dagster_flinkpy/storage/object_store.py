@@ -122,6 +122,10 @@ class ObjectStore(ABC):
     def list(self, prefix: str = "") -> Iterator[ObjectInfo]:
         """Yields all objects whose key starts with ``prefix`` (any string, not only a folder), sorted by key."""
 
+    def find(self, key: str) -> ObjectInfo | None:
+        """Returns the description of an object as `list` has it, or None if it does not exist. No content is read."""
+        return next((info for info in self.list(key) if info.key == key), None)
+
     @abstractmethod
     def list_folders(self, prefix: str = "") -> Iterator[str]:
         """Yields the sub-prefixes up to the next slash after ``prefix``, sorted: ``chk-1/``, ``chk-2/``.

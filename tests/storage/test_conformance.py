@@ -197,6 +197,13 @@ def test_list_tells_size_and_time(store: ObjectStore) -> None:
     assert found.last_modified.tzinfo is not None
 
 
+def test_what_is_found_is_as_it_is_listed(store: ObjectStore) -> None:
+    for name in ("a/k", "a/k2", "b"):
+        store.put(name, b"12345")
+    assert [store.find(info.key) for info in store.list()] == list(store.list())
+    assert [store.find(name) for name in ("a", "a/k/x", "b2", "none/k")] == [None] * 4
+
+
 def test_list_folders(store: ObjectStore) -> None:
     for name in ("top", "chk-1/_metadata", "chk-1/b/c", "chk-2/x", "shared/y"):
         store.put(name, b"1")

@@ -29,7 +29,7 @@ def _forgets(known: KnownFiles, files: Any) -> None:
     known._gone.clear()
 
 
-SOURCE_FILES = "dagster_flinkpy.connectors.files.text_reader.check_unchanged"
+SOURCE_FILES = "dagster_flinkpy.connectors.sources.known_files._check_unchanged"
 MUTATIONS = {
     "files that were changed after planning are read": (
         (SOURCE_FILES,),

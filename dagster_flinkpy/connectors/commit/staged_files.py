@@ -324,11 +324,11 @@ class StagedFileCommitter(Staged, Committer):
             ) from error
 
     def _exists(self, key: str) -> bool:
-        return any(info.key == key for info in self._store.list(key))
+        return self._store.find(key) is not None
 
     def _is(self, file: StagedFile) -> bool:
         """Returns whether the object is this file. Compares the content: ETags of encrypted objects are arbitrary."""
-        if not any(info.key == file.key and info.size == file.bytes for info in self._store.list(file.key)):
+        if (there := self._store.find(file.key)) is None or there.size != file.bytes:
             return False
         digest = hashlib.sha256()
         for start in range(0, file.bytes, PART_BYTES):

@@ -18,7 +18,7 @@ from dagster_flinkpy.connectors.columns.record_formats import wrong_member
 from dagster_flinkpy.connectors.columns.text_values import as_text, check_finite, from_text
 from dagster_flinkpy.connectors.files.text_content import TextFile, ends_of_records, location_of
 from dagster_flinkpy.connectors.sources.input_files import reading
-from dagster_flinkpy.connectors.sources.known_files import check_unchanged
+from dagster_flinkpy.connectors.sources.known_files import unchanged
 from dagster_flinkpy.datastream.connectors.base import SourceSplit
 from dagster_flinkpy.datastream.connectors.file_system import FileSource
 from dagster_flinkpy.datastream.formats.csv import CsvReaderFormat
@@ -42,8 +42,7 @@ def read_text(source: FileSource, split: SourceSplit) -> Iterator[tuple[pa.Array
     store, key, size = location_of(source, properties["root"]).open(), properties["key"], properties["size"]
     file = TextFile(store, key, size, source.stream_format)
     stop = properties.get("stop", properties.get("end"))
-    with reading(f"{properties['root']}/{key}"):
-        check_unchanged(store, key, size, properties.get("version"))
+    with reading(f"{properties['root']}/{key}"), unchanged(store, key, size, properties.get("version")):
         skipped = properties.get("lines", 0) if split.offset == 0 else 0
         for rows, end in _batches(file, split.offset, stop):
             if skipped < len(rows):

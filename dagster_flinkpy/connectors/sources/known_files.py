@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import base64
 import hashlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 
 from dagster_flinkpy.errors import InputChangedError
 from dagster_flinkpy.storage import ObjectInfo, ObjectStore
 
-__all__ = ["KnownFiles", "check_unchanged", "some_of", "version_of"]
+__all__ = ["KnownFiles", "some_of", "unchanged", "version_of"]
 
 _HASH_BYTES = 8
 _MOST_GONE = 10_000
@@ -88,9 +89,19 @@ def version_of(info: ObjectInfo) -> str:
     return info.etag or info.last_modified.isoformat()
 
 
-def check_unchanged(store: ObjectStore, key: str, size: int, version: str | None) -> None:
-    """Checks that a file has not changed since it was planned with a size and, if that was kept, a version."""
-    now = next((info for info in store.list(key) if info.key == key), None)
+@contextmanager
+def unchanged(store: ObjectStore, key: str, size: int, version: str | None) -> Iterator[None]:
+    """Checks, before and after, that a file is as it was planned with a size and, if that was kept, a version.
+
+    It is read in parts: some of them could be of another file that has taken its place.
+    """
+    _check_unchanged(store, key, size, version)
+    yield
+    _check_unchanged(store, key, size, version)
+
+
+def _check_unchanged(store: ObjectStore, key: str, size: int, version: str | None) -> None:
+    now = store.find(key)
     if now is None:
         raise InputChangedError("it was deleted after it was planned")
     if now.size != size or version not in (None, version_of(now)):

@@ -207,6 +207,19 @@ def test_a_file_that_changed_after_it_was_planned_is_named(tmp_path):
         list(source.read(split))
 
 
+def test_a_file_that_another_one_replaces_while_it_is_read_is_named(tmp_path):
+    write(tmp_path, "1.parquet", [1, 2, 3, 4], row_group_size=2)
+    path, source = tmp_path / "1.parquet", ParquetSource(str(tmp_path), row_type=ROW)
+    size = path.stat().st_size
+    rows = source.read(only_split(source))
+    assert next(rows)[0].field("n").to_pylist() == [1, 2]
+    write(tmp_path, ".new", [5, 6, 7, 8], row_group_size=2)
+    (tmp_path / ".new").rename(path)
+    assert path.stat().st_size == size
+    with pytest.raises(SourceReadError, match=r"1\.parquet.*changed after it was planned"):
+        list(rows)
+
+
 def test_a_file_with_a_name_before_the_last_one_read_is_refused(tmp_path):
     write(tmp_path, "1.parquet", [1])
     write(tmp_path, "3.parquet", [3])

@@ -407,6 +407,24 @@ def test_a_file_that_changes_between_two_parts_is_an_error(tmp_path: Path) -> No
         enumerator.plan_epoch(1)
 
 
+def test_a_file_that_another_one_replaces_while_it_is_read_is_an_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def write(line: str) -> None:
+        (tmp_path / ".new").write_text(line * 100)
+        (tmp_path / ".new").rename(tmp_path / "a")
+
+    monkeypatch.setattr(text_content, "_FETCH_BYTES", 8)
+    write("1\n")
+    source = files(StreamFormat.text_line_format(), tmp_path).process_static_file_set().build()
+    [[split]] = source.create_enumerator(None).plan_epoch(1)
+    rows = source.read(split)
+    assert set(next(rows)[0].to_pylist()) == {"1"}
+    write("2\n")
+    with pytest.raises(SourceReadError, match=r"cannot read .*/a: it was changed after"):
+        list(rows)
+
+
 @pytest.mark.parametrize(
     ("declare", "message"),
     [
