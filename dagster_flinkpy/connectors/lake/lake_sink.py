@@ -79,6 +79,10 @@ class LakeSink(TwoPhaseCommittingSink):
     def _fill(self, filled: FilledColumns) -> None:
         self.filled = filled
 
+    @property
+    def replaces_whole_partitions(self) -> bool:
+        return self.filled is not None
+
     def for_owner(self, owner: str) -> Self:
         """Returns the sink with which an owner, such as an asset, replaces what it has written, and nothing of others.
 

@@ -112,6 +112,10 @@ class PostgresSink(TwoPhaseCommittingSink):
             name = "postgres_prepared_committer"
         return call_registered(name, self, context)
 
+    @property
+    def replaces_whole_partitions(self) -> bool:
+        return self.filled is not None
+
     def for_owner(self, owner: str) -> PostgresSink:
         """Returns the sink with which an owner, such as an asset, replaces what it has written, and nothing of others.
 

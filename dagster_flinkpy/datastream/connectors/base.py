@@ -580,6 +580,14 @@ class TwoPhaseCommittingSink(Sink):
     def create_committer(self, context: CommitterInitContext) -> Committer:
         """Returns a committer for the sink."""
 
+    @property
+    def replaces_whole_partitions(self) -> bool:
+        """Whether a time partition that runs again replaces all rows of it in the target, also those of other sinks.
+
+        Then a job cannot have two such sinks with the same `uri`. Default: False.
+        """
+        return False
+
     def for_owner(self, owner: str) -> TwoPhaseCommittingSink:
         """Returns the sink with which an owner, such as an asset, replaces what it has written, and nothing of others.
 

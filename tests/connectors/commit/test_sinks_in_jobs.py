@@ -18,7 +18,7 @@ from dagster_flinkpy.connectors import DeltaSink, IcebergSink
 from dagster_flinkpy.datastream.connectors.base import Source, TwoPhaseCommittingSink
 from dagster_flinkpy.datastream.connectors.collection import CollectionSource
 from dagster_flinkpy.datastream.connectors.partitions import PartitionedSource, TimePartition
-from dagster_flinkpy.errors import CommitRefusedError, StorageError
+from dagster_flinkpy.errors import CommitRefusedError, ConfigurationError, StorageError
 from dagster_flinkpy.runtime.master import job_state
 from tests.connectors.postgres.conftest import database as database  # a fixture
 from tests.runtime.harness import HarnessAttempt
@@ -122,6 +122,21 @@ def test_a_partition_that_runs_again_replaces_its_rows(
     assert rows() == [(1, "2024-03-01"), (2, "2024-03-01"), (30, "2024-03-02"), (31, "2024-03-02")]
     run(0, start_empty=True)
     assert len(rows()) == 4
+
+
+def test_two_sinks_that_would_replace_rows_of_each_other_are_refused(target: Target, tmp_path: Path) -> None:
+    make, rows = target
+    env = environment(2)
+    stream = env.from_source(Numbers(), WatermarkStrategy.no_watermarks(), "numbers").uid("numbers")
+    for uid, rest in (("even", 0), ("odd", 1)):
+        stream.filter(lambda event, rest=rest: event.value % 2 == rest).sink_to(make(partition_column="day")).uid(uid)
+    day = TimePartition(f"{FIRST:%Y-%m-%d}", FIRST, FIRST + timedelta(days=1), 0)
+    with (
+        HarnessAttempt(env.get_job_graph(), tmp_path / "job") as attempt,
+        pytest.raises(ConfigurationError, match=r"sinks 'even' and 'odd' .* each would replace the rows"),
+    ):
+        attempt.run_epoch(partition=day)
+    assert rows() == []
 
 
 def test_a_table_that_is_restored_from_a_backup_between_two_runs_is_refused(tmp_path: Path) -> None:
