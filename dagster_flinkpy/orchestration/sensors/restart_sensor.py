@@ -7,7 +7,7 @@ import random
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from dagster import (
     AssetsDefinition,
@@ -331,7 +331,10 @@ def _is_upkeep(run: DagsterRun, target: FlinkTarget) -> bool:
 
 def restart_request(instance: DagsterInstance, target: FlinkTarget, restart: Restart, job_name: str) -> RunRequest:
     """Returns the request for the run that replaces a failed one, with its config and its partitions."""
-    run = restart.of
+    run, step = restart.of, target.dagster_name
+    config: dict[str, Any] = dict(run.run_config)
+    if "ops" in config:  # Dagster refuses the config of steps that the new run does not have
+        config["ops"] = {name: of for name, of in config["ops"].items() if name == step}
     kept = {
         name: value
         for name, value in run.tags.items()
@@ -340,7 +343,7 @@ def restart_request(instance: DagsterInstance, target: FlinkTarget, restart: Res
     return RunRequest(
         run_key=f"{target.job_id}-restart-of-{run.run_id}",
         job_name=job_name,
-        run_config=run.run_config,
+        run_config=config,
         partition_key=run.tags.get(PARTITION_NAME_TAG),
         tags={**kept, JOB_TAG: target.job_id, RESTART_TAG: run.run_id, FIRST_TRY_TAG: first_try(instance, run)},
     )

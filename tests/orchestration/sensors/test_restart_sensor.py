@@ -17,6 +17,7 @@ from dagster import (
     RunRecord,
     build_sensor_context,
     materialize,
+    validate_run_config,
 )
 from dagster._core.definitions.sensor_definition import SensorExecutionData
 from dagster._core.events import AssetMaterializationPlannedData
@@ -158,6 +159,19 @@ def test_the_new_run_has_what_the_failed_one_had(assets: list[AssetsDefinition],
     tags = {name: value for name, value in request.tags.items() if not name.startswith("dagster/")}
     assert tags == {JOB_TAG: "words", RESTART_TAG: failed.run_id, FIRST_TRY_TAG: failed.run_id, "team": "b"}
     assert first_try(instance, failed.with_tags(request.tags)) == failed.run_id
+
+
+def test_the_new_run_has_no_config_of_other_assets(
+    assets: list[AssetsDefinition], instance: DagsterInstance, resources: dict[str, Any]
+) -> None:
+    config = {"ops": {"words": {"config": {"epochs": 3}}, "report": {"config": {"year": 2024}}}, "execution": {}}
+    plan(instance, assets[0], FAILED, job_name="__ASSET_JOB", run_config=config)
+    sensor = build_restart_sensor(assets, strategy=FixedDelayRestart(1, timedelta(0)))
+    definitions = Definitions(assets=assets, sensors=[sensor], resources=resources)
+    context = build_sensor_context(instance, repository_def=definitions.get_repository_def())
+    (request,) = sensor.evaluate_tick(context).run_requests or []
+    assert request.run_config == {"ops": {"words": {"config": {"epochs": 3}}}, "execution": {}}
+    validate_run_config(definitions.resolve_job_def("words_restart"), request.run_config)
 
 
 def plan(
