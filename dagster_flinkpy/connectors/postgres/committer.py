@@ -113,7 +113,9 @@ class _PostgresCommitter(CheckpointCommitter):
 
     def last_committed(self) -> int | None:
         with self._reaching(), self._session.connect() as connection:
-            return self._session.last_committed(connection)
+            last = self._session.last_committed(connection)
+            # The ledger alone may have been dropped. Without it and without rows, the schema was made anew.
+            return 0 if last is None and self._session.is_empty(connection) else last
 
     def _refused(self, checkpoint_id: int, error: Exception) -> CommitRefusedError:
         return CommitRefusedError(

@@ -122,6 +122,15 @@ class Session:
         newest: int | None = value_of(connection, statement, self._job_id, self._uid)
         return newest
 
+    def is_empty(self, connection: psycopg.Connection[Any]) -> bool:
+        """Returns whether the target has no rows, or does not exist. False if this role may not see all of them."""
+        if not self.exists(connection, self.target):
+            return True
+        try:
+            return not value_of(connection, sql.SQL("SELECT EXISTS (SELECT FROM {})").format(self.target))
+        except psycopg.errors.InsufficientPrivilege:
+            return False
+
     def copy_into(self, table: sql.Identifier, columns: Sequence[str]) -> sql.Composed:
         return sql.SQL("COPY {} ({}) FROM STDIN (FORMAT csv)").format(table, listed(columns))
 

@@ -17,7 +17,7 @@ from dagster_flinkpy.connectors.postgres.committer import LedgerCommitter, Prepa
 from dagster_flinkpy.connectors.postgres.session import Session
 from dagster_flinkpy.connectors.postgres.writer import PostgresStagingWriter, PreparingWriter
 from dagster_flinkpy.datastream.connectors.base import CommitRequest, CommitterInitContext
-from dagster_flinkpy.errors import RestoreError
+from dagster_flinkpy.errors import CommitRefusedError, RestoreError
 from dagster_flinkpy.storage.local import LocalObjectStore
 from tests.connectors.postgres.sinks import Database
 from tests.examples import examples
@@ -160,4 +160,35 @@ def test_rows_that_a_job_has_yet_to_commit_do_not_go_into_another_table(postgres
         last.run_epoch()
     for name in "ab":
         assert database.sql(f"SELECT count(*) FROM {{}}.{name}") == [(3,)]
+    database.sql("DROP SCHEMA {} CASCADE")
+
+
+@pytest.mark.parametrize("create", [False, True])
+def test_a_schema_that_is_made_anew_between_two_runs_is_refused(postgres: str, tmp_path: Path, create: bool) -> None:
+    """Nothing there knows the job: its later rows went into a table without the earlier ones."""
+    database = Database(postgres, tmp_path / "staging")
+    table = "CREATE TABLE {}.a (key text, time bigint, value bigint)"
+
+    def attempt(**options: Any) -> HarnessAttempt:
+        env = environment(1)
+        sink = PostgresSink(database.conninfo, f"{database.schema}.a", str(tmp_path / "staging"), create=create)
+        events(env, RECORDS, per_epoch=2).sink_to(sink).uid("sink")
+        return HarnessAttempt(env.get_job_graph(), tmp_path, **options)
+
+    database.sql(table)
+    for _ in range(2):
+        with attempt() as first:
+            first.run_epoch()
+    anew = "DROP SCHEMA {} CASCADE; CREATE SCHEMA {}"
+    database.sql(anew if create else f"{anew}; {table}")
+    for _ in range(2):
+        with pytest.raises(CommitRefusedError, match=r"has committed checkpoint 2, but .* nothing of it"), attempt():
+            pass
+    with attempt(restore_from="chk-2") as last:
+        last.run_epoch()
+    assert database.sql("SELECT count(*) FROM {}.a") == [(2,)]
+    database.sql("DROP TABLE {}.flinkpy_commits")
+    with attempt() as last:  # the rows are there
+        last.run_epoch()
+    assert database.sql("SELECT count(*) FROM {}.a") == [(4,)]
     database.sql("DROP SCHEMA {} CASCADE")
