@@ -34,7 +34,7 @@ from dagster_flinkpy.runtime.operators.runtime_context import TaskRuntimeContext
 from dagster_flinkpy.runtime.operators.stream_operator import OperatorSnapshot, StreamOperator, called
 from dagster_flinkpy.runtime.shuffle.batch import KeyColumn, StreamBatch, each_int
 from dagster_flinkpy.state.backend import ColumnarKeyedStateBackend
-from dagster_flinkpy.state.columns import NumberColumn
+from dagster_flinkpy.state.columns import NumberColumn, grown
 from dagster_flinkpy.state.files.cache import RunCache
 from dagster_flinkpy.state.files.compaction import TURNS
 from dagster_flinkpy.state.keys import TouchedKeys, hash_keys
@@ -284,8 +284,12 @@ class ReduceOperator(KeyedOperator):
         self._reduce = as_callable(spec.function, ReduceFunction, "reduce")
         self._final_only, self._keep = spec.final_only, keeper(spec.type_info)
         self._table = self.backend.get_cells(ValueStateDescriptor(ROLLING, spec.type_info), column=NumberColumn)
+        self._registered: npt.NDArray[np.bool_] = np.zeros(0, dtype=np.bool_)
+        """Whether the key of each seat has certainly a timer for its only result."""
 
     def process(self, input_index: int, batch: StreamBatch) -> None:
+        if self.backend.is_full:
+            self._registered[:] = False  # seats are about to stand for other keys
         seats, table, values = self.seats(batch), self._table, iter(batch.each_value())
         sent: list[Numbers | None] = []
 
@@ -299,7 +303,9 @@ class ReduceOperator(KeyedOperator):
         for part, held, places in table.column.changing(seats, numbers=numbers):
             self._reduce_each(held, zip(seats[part].tolist(), places, values, strict=False))
         table.mark(seats)
-        if not self._final_only:
+        if self._final_only:
+            self._register(seats)
+        else:
             whole = [] if None in sent else [np.concatenate(parts) for parts in zip(*sent, strict=True)]
             self.collector.flush_at(batch.timestamps, whole)
 
@@ -325,10 +331,19 @@ class ReduceOperator(KeyedOperator):
                         take(fields_of(reduced))
                     else:
                         collector.add(reduced if type(reduced) in unchanging else copied(reduced))
-                elif before is None:
-                    self.timers.register(MAX_WATERMARK)
         except USER_EXCEPTIONS as e:
             raise self.user_error(e, "reduce()", key=keys.current_key(), value=value) from e
+
+    def _register(self, seats: npt.NDArray[np.int64]) -> None:
+        """Registers the timers for the results at the end. State that streaming mode has left has none."""
+        keys, self._registered = self.backend.key_context, grown(self._registered, int(seats.max(initial=-1)) + 1, 0)
+        for keys.seat in np.unique(seats[~self._registered[seats]]).tolist():
+            self.timers.register(MAX_WATERMARK)
+        self._registered[seats] = True
+
+    def snapshot(self) -> OperatorSnapshot:
+        self._registered[:] = False
+        return super().snapshot()
 
     def on_watermark(self, watermark: int) -> None:
         for timestamp, _, _ in self.due(watermark, event_time=True):

@@ -10,7 +10,7 @@ import pytest
 from dagster_flinkpy.checkpoint.savepoints.stored_checkpoint import open_checkpoint
 from dagster_flinkpy.common.time import Time
 from dagster_flinkpy.common.types import Row
-from dagster_flinkpy.datastream import DataStream
+from dagster_flinkpy.datastream import DataStream, RuntimeExecutionMode
 from dagster_flinkpy.datastream.program.job_graph import JobGraph
 from dagster_flinkpy.datastream.window import (
     EventTimeSessionWindows,
@@ -161,3 +161,29 @@ def test_timers_of_a_process_function_send_no_result_of_a_reduction_that_has_its
         attempt.run_epoch()
         rows = [tuple(row) for row in collected(attempt.graph, attempt.collected)]
     assert rows == [("a", 4, 4), ("b", 5, 5), ("a", 6, 10)], "a result for each record"
+
+
+def reduced(mode: RuntimeExecutionMode, reduce: Any) -> JobGraph:
+    env = environment()
+    env.set_runtime_mode(mode)
+    return collect_graph(reduce(events(env, RECORDS, per_epoch=3).key_by("key")).uid("sums"))
+
+
+@pytest.mark.parametrize(
+    "reduce",
+    [lambda keyed: keyed.sum("value"), lambda keyed: keyed.reduce(lambda a, b: Row(a.key, a.time, a.value + b.value))],
+    ids=["sum", "reduce"],
+)
+@pytest.mark.parametrize("to_batch", [True, False])
+def test_a_job_goes_on_in_another_mode(tmp_path: Path, reduce: Any, to_batch: bool) -> None:
+    first, then = RuntimeExecutionMode.STREAMING, RuntimeExecutionMode.BATCH
+    if not to_batch:
+        first, then = then, first
+    with HarnessAttempt(reduced(first, reduce), tmp_path) as attempt:
+        attempt.run_epoch()
+    with HarnessAttempt(reduced(then, reduce), tmp_path) as attempt:
+        attempt.run_epoch()
+        assert attempt.finished
+        rows = [tuple(row) for row in collected(attempt.graph, attempt.collected)]
+    last = [("a", 1, 14), ("b", 2, 7)]
+    assert rows == (last if to_batch else [("a", 1, 8), ("b", 2, 7), ("a", 1, 14)])
