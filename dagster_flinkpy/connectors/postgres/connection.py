@@ -11,7 +11,7 @@ from psycopg import sql
 
 from dagster_flinkpy.errors import SourceReadError
 
-__all__ = ["connect", "listed", "reading", "row_of", "table_of", "value_of"]
+__all__ = ["connect", "end_of_timeline", "listed", "reading", "row_of", "table_of", "value_of"]
 
 _CONNECT_SECONDS = 10
 _ADVICE = "Check that the server runs, and conninfo, user and password."
@@ -31,6 +31,20 @@ def connect(conninfo: str, name: str) -> psycopg.Connection[Any]:
     except psycopg.OperationalError as error:
         advice = _PEER if "Peer authentication" in str(error) else _ADVICE
         raise psycopg.OperationalError(f"{str(error).strip()}. {advice}") from error
+
+
+def end_of_timeline(conninfo: str, timeline: int, current: int) -> int | None:
+    """Returns where a server's WAL, of its current timeline, has left an earlier one, or None if it did not.
+
+    The role needs ``REPLICATION``.
+    """
+    with connect(psycopg.conninfo.make_conninfo(conninfo, replication="database"), "flinkpy source") as connection:
+        history = connection.pgconn.exec_(f"TIMELINE_HISTORY {current}".encode()).get_value(0, 1) or b""
+    for line in history.decode().splitlines():
+        if (parts := line.split("\t"))[0].strip() == str(timeline):
+            high, low = parts[1].split("/")
+            return int(high, 16) << 32 | int(low, 16)
+    return None
 
 
 def row_of(connection: psycopg.Connection[Any], statement: Any, *values: object) -> Any:

@@ -6,6 +6,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import timedelta
+from functools import partial
 from typing import Any
 
 import psycopg
@@ -101,6 +102,8 @@ class _Range(JsonRecord):
     rows: Count
     after: Value | None = None
     """Where it began."""
+    versions: Count | None = None
+    """The sum of the transactions that have written them. Earlier releases have not stored it."""
 
 
 @dataclass
@@ -181,10 +184,18 @@ class PostgresEnumerator(EndingEnumerator):
         """Checks what others have done to the table since the last plan."""
         now = Seen.of(scan)
         if self._at.seen is not None and self._at.position is not None:
+            self._at.seen.check_server(scan, now, self._at.position, partial(self._has_last_rows, scan))
             now = self._at.seen.followed_by(scan, now, self._at.position)
         if self._at.seen is not None and self._at.seen.files != now.files:  # what was settled was so for other rows
             self._at.settled, self._at.candidate = self._at.position, None
         self._at.seen = now
+
+    def _has_last_rows(self, scan: Scan) -> bool:
+        """Returns whether the rows of the last epoch are as they were, as far as that is known."""
+        last, position = self._at.last, self._at.position
+        if last is None or last.versions is None or position is None:
+            return True
+        return scan.versions(last.after, position) == (last.rows, last.versions)
 
     def _limit(self, scan: Scan) -> Value | None:
         """Returns the last value that may be read now."""
@@ -260,7 +271,7 @@ class PostgresEnumerator(EndingEnumerator):
         count = scan.count(start, through)
         splits = min(-(-count // _SPLIT_ROWS), _SPLITS_PER_SUBTASK * parallelism)
         size = -(-count // splits) if splits > 1 else count
-        after, total = start, 0
+        after, total, written = start, 0, 0
         for value in [*(scan.every(start, through, size) if size < count else ()), through]:
             if value == after:  # so many rows have it
                 continue
@@ -270,8 +281,8 @@ class PostgresEnumerator(EndingEnumerator):
                 name = f"({'' if after is None else ', '.join(after)}; {', '.join(value)}]"
                 shares[self._at.planned % parallelism].append(SourceSplit(name, properties))
                 self._at.planned += 1
-            after, total = value, total + rows
-        self._at.last = _Range(total, start)
+            after, total, written = value, total + rows, written + versions
+        self._at.last = _Range(total, start, written)
         return through
 
     def on_epoch_read(self, splits: Sequence[SourceSplit]) -> None:

@@ -66,6 +66,7 @@ class Scan:
 
     def __init__(self, source: PostgresSource, connection: psycopg.Connection[Any]) -> None:
         self._source, self.connection, self.ordered_by = source, connection, source.columns
+        self.conninfo = source.conninfo
         self.table, self.one = table_of(source.schema, source.table), partial(value_of, connection)
         self.name = self.table.as_string(connection)
         connection.execute(READING)

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, replace
 from typing import Any
 
+import psycopg
 from psycopg import sql
 
-from dagster_flinkpy.connectors.postgres.connection import row_of
+from dagster_flinkpy.connectors.postgres.connection import end_of_timeline, row_of
 from dagster_flinkpy.connectors.postgres.scan import Scan, Value
 from dagster_flinkpy.errors import InputChangedError, RestoreError
 from dagster_flinkpy.json_records import Count, JsonRecord
@@ -19,7 +20,9 @@ _SERVER = """
 SELECT system_identifier::text,
   CASE WHEN pg_is_in_recovery() THEN 0 ELSE pg_current_wal_flush_lsn() - '0/0' END::bigint,
   pg_current_snapshot()::text, to_regclass(%(table)s)::oid::bigint,
-  row_security_active(%(table)s), current_user::text FROM pg_control_system()
+  row_security_active(%(table)s), current_user::text,
+  CASE WHEN NOT pg_is_in_recovery() THEN substr(pg_walfile_name(pg_current_wal_flush_lsn()), 1, 8) END
+FROM pg_control_system()
 """
 _FILES = """
 WITH RECURSIVE parts (oid) AS (
@@ -56,10 +59,12 @@ class Seen(JsonRecord):
     sequences: dict[str, int]
     """The last value of each sequence of the first column, of those that this role may read. One without a value, after
     ``RESTART`` or if it is gone, has its last one before that."""
+    timeline: Count | None = None
+    """The timeline of its log. None on a standby, and in positions of earlier releases."""
 
     @staticmethod
     def of(scan: Scan) -> Seen:
-        system, lsn, snapshot, table, hides, role = row_of(scan.connection, _SERVER, {"table": scan.name})
+        system, lsn, snapshot, table, hides, role, timeline = row_of(scan.connection, _SERVER, {"table": scan.name})
         if hides:
             raise InputChangedError(
                 f"row-level security hides rows of table {scan.name} from role {role!r}, so some would never be read: "
@@ -69,15 +74,32 @@ class Seen(JsonRecord):
         found = {name: scan.columns[name] for name in scan.ordered_by}
         columns = {name: [each.number, each.type_name, each.collation] for name, each in found.items()}
         files = dict(scan.connection.execute(_FILES, [scan.name]).fetchall())
-        return Seen(system, int(lsn), snapshot, int(table), columns, files, scan.last_values())
+        number = None if timeline is None else int(timeline, 16)
+        return Seen(system, int(lsn), snapshot, int(table), columns, files, scan.last_values(), number)
 
-    def followed_by(self, scan: Scan, now: Seen, position: Value) -> Seen:
-        """Checks that rows up to a position are those that were read, and returns what is known from now on."""
-        if now.system == self.system and 0 < now.lsn < self.lsn:
+    def check_server(self, scan: Scan, now: Seen, position: Value, has_last_rows: Callable[[], bool]) -> None:
+        """Checks that the server goes on from what was seen. After a failover it may lack the last transactions.
+
+        ``has_last_rows`` returns whether the rows that were read last are as they were.
+        """
+        if now.system != self.system:
+            return
+        recovered = None not in (self.timeline, now.timeline) and self.timeline != now.timeline
+        if 0 < now.lsn < self.lsn or (recovered and not has_last_rows() and self._left_before(scan, now)):
             raise RestoreError(
                 f"the server of table {scan.name} was reset to an earlier state, as by a backup: rows that the job has "
                 f"read may be gone, and others have their values, up to {position}. Start from empty state"
             )
+
+    def _left_before(self, scan: Scan, now: Seen) -> bool:
+        """Returns whether the server's log has left its former timeline before what was seen, or nobody knows."""
+        try:
+            return (end_of_timeline(scan.conninfo, self.timeline or 0, now.timeline or 0) or 0) < self.lsn
+        except psycopg.Error:  # the role may not ask
+            return True
+
+    def followed_by(self, scan: Scan, now: Seen, position: Value) -> Seen:
+        """Checks that rows up to a position are those that were read, and returns what is known from now on."""
         for name, (number, kind, collation) in now.columns.items():
             before = self.columns.get(name, [number, kind, collation])
             same = kind == before[1] or any({kind, before[1]} <= each for each in _SAME_ORDER)

@@ -14,7 +14,7 @@ from psycopg import errors, sql
 
 from dagster_flinkpy.connectors.postgres.change_source import PostgresChangeSource
 from dagster_flinkpy.connectors.postgres.columns import READING
-from dagster_flinkpy.connectors.postgres.connection import connect, reading, row_of, table_of, value_of
+from dagster_flinkpy.connectors.postgres.connection import connect, end_of_timeline, reading, row_of, table_of, value_of
 from dagster_flinkpy.errors import ConfigurationError, InputChangedError, RestoreError, SourceReadError
 
 __all__ = ["IDENTITIES", "ReplicationSlot", "Transaction", "lsn_text", "slot_of"]
@@ -182,15 +182,7 @@ class ReplicationSlot:
 
     def end_of(self, timeline: int) -> int | None:
         """Returns where the WAL of the server has left an earlier timeline, or None if it does not descend from it."""
-        conninfo = psycopg.conninfo.make_conninfo(self._source.conninfo, replication="database")
-        current = self.system()[1]
-        with connect(conninfo, "flinkpy source") as connection:
-            history = connection.pgconn.exec_(f"TIMELINE_HISTORY {current}".encode()).get_value(0, 1) or b""
-        for line in history.decode().splitlines():
-            if (parts := line.split("\t"))[0].strip() == str(timeline):
-                high, low = parts[1].split("/")
-                return int(high, 16) << 32 | int(low, 16)
-        return None
+        return end_of_timeline(self._source.conninfo, timeline, self.system()[1])
 
     def flushed(self) -> int:
         return int(self._one("SELECT pg_current_wal_flush_lsn() - '0/0'"))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -14,11 +15,15 @@ from hypothesis import strategies as st
 
 from dagster_flinkpy.common import Types
 from dagster_flinkpy.connectors import PostgresChangeSource
+from dagster_flinkpy.connectors.postgres import seen
 from dagster_flinkpy.connectors.postgres.change_reader import _Seen
 from dagster_flinkpy.connectors.postgres.pgoutput import Begin
 from dagster_flinkpy.errors import ConfigurationError, RestoreError, SourceReadError
 from tests import servers, waiting
+from tests.connectors.postgres.sinks import Database
 from tests.connectors.postgres.test_change_source import Changes, complete, planned, read, started, take
+from tests.connectors.postgres.test_source import add, numbered, source_of
+from tests.connectors.postgres.test_source import take as take_numbers
 
 N = Types.ROW_NAMED(["n"], [Types.LONG()])
 
@@ -257,6 +262,27 @@ def test_truncated_tables_are_read_again_from_a_snapshot(database: Changes) -> N
     assert start_anew(database, str(caught.value))[0] == ["+I 5 e"]
 
 
+@contextmanager
+def goes_back(conninfo: str) -> Iterator[None]:
+    """A server goes back to what it has now, on another timeline, as by a backup or a standby that lacked the rest."""
+    data = servers.data_of_postgres(conninfo)
+    servers.stop_postgres(conninfo)
+    subprocess.run(["cp", "-a", str(data), f"{data}.backup"], check=True)
+    servers.start_postgres(conninfo)
+    yield
+    servers.stop_postgres(conninfo)
+    for each in data.iterdir():
+        subprocess.run(["rm", "-rf", str(each)], check=True)
+    subprocess.run(["cp", "-a", f"{data}.backup/.", str(data)], check=True)
+    with (data / "postgresql.conf").open("a") as settings_file:
+        settings_file.write("restore_command = 'false'\n")
+    (data / "recovery.signal").touch()
+    servers.start_postgres(conninfo)
+    with psycopg.connect(conninfo, autocommit=True) as connection:
+        in_recovery = "SELECT pg_is_in_recovery()"
+        waiting.until(lambda: not connection.execute(in_recovery).fetchall()[0][0], "the server takes writes")
+
+
 def test_a_server_that_was_restored_from_a_backup(tmp_path: Path) -> None:
     """Its log goes on from the backup on another timeline: positions from before go on, others name other changes."""
     with servers.postgres() as conninfo:
@@ -264,22 +290,10 @@ def test_a_server_that_was_restored_from_a_backup(tmp_path: Path) -> None:
         database.create()
         source, enumerator = running(database)
         before = enumerator.snapshot_state()
-        data = servers.data_of_postgres(conninfo)
-        servers.stop_postgres(conninfo)
-        subprocess.run(["cp", "-a", str(data), f"{data}.backup"], check=True)
-        servers.start_postgres(conninfo)
-        database.sql("INSERT INTO {}.t VALUES (2, 'lost')")
-        assert take(source, enumerator) == ["+I 2 lost"]
-        after = complete(enumerator, 2)
-        servers.stop_postgres(conninfo)
-        for each in data.iterdir():
-            subprocess.run(["rm", "-rf", str(each)], check=True)
-        subprocess.run(["cp", "-a", f"{data}.backup/.", str(data)], check=True)
-        with (data / "postgresql.conf").open("a") as settings_file:
-            settings_file.write("restore_command = 'false'\n")
-        (data / "recovery.signal").touch()
-        servers.start_postgres(conninfo)
-        waiting.until(lambda: not database.sql("SELECT pg_is_in_recovery()")[0][0], "the server takes writes")
+        with goes_back(conninfo):
+            database.sql("INSERT INTO {}.t VALUES (2, 'lost')")
+            assert take(source, enumerator) == ["+I 2 lost"]
+            after = complete(enumerator, 2)
         with pytest.raises(RestoreError, match="was reset to an earlier state"):
             enumerator.plan_epoch(1)
         database.sql("CREATE TABLE {}.filler AS SELECT repeat('x', 100) FROM generate_series(1, 2000)")
@@ -290,6 +304,39 @@ def test_a_server_that_was_restored_from_a_backup(tmp_path: Path) -> None:
         assert take(source, going_on) == ["+I 3 c"]
         assert started(source, complete(going_on, 2)).snapshot_state()["timeline"] == before["timeline"] + 1
         assert sorted(start_anew(database, str(caught.value))[0]) == ["+I 1 None", "+I 3 c"]
+
+
+@pytest.mark.parametrize("may_ask", [True, False])
+def test_rows_that_a_server_lost_before_it_went_on_are_missed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, may_ask: bool
+) -> None:
+    """Its log has overtaken what was seen, and the sequence, too: rows under the values of those lost were skipped."""
+    if not may_ask:
+
+        def refuses(*_: object) -> int:
+            raise psycopg.OperationalError("must be superuser or replication role to start walsender")
+
+        monkeypatch.setattr(seen, "end_of_timeline", refuses)
+    with servers.postgres() as conninfo:
+        database = Database(conninfo, tmp_path / "staging")
+        numbered(database)
+        add(database, 3)
+        source = source_of(database)
+        enumerator = source.create_enumerator(None)
+        assert take_numbers(source, enumerator) == [1, 2, 3]
+        before = enumerator.snapshot_state()
+        database.sql("UPDATE {}.t SET s = 'later' WHERE n = 3")
+        with goes_back(conninfo):
+            add(database, 100)
+            lost = take_numbers(source, enumerator)
+            assert len(lost) == 100
+        database.sql("CREATE TABLE {}.filler AS SELECT repeat('x', 100) FROM generate_series(1, 2000)")
+        add(database, 300)
+        assert database.sql("SELECT max(n), count(*) FROM {}.t")[0] > (lost[-1], 303)
+        with pytest.raises(RestoreError, match="was reset to an earlier state"):
+            enumerator.plan_epoch(1)
+        if may_ask:  # what was changed is not what was lost
+            assert len(take_numbers(source, source.create_enumerator(before))) == 300
 
 
 # --- the rows that the table has --------------------------------------------------------------------------------------
