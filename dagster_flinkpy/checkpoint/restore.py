@@ -11,7 +11,9 @@ from dagster_flinkpy.checkpoint.metadata import CheckpointMetadata
 from dagster_flinkpy.checkpoint.operator_states import OperatorState, SubtaskState
 from dagster_flinkpy.datastream.checkpointing.state_recovery import NonRestoredState, may_stay_behind
 from dagster_flinkpy.datastream.connectors.base import TwoPhaseCommittingSink
-from dagster_flinkpy.datastream.operator_specs import SinkSpec
+from dagster_flinkpy.datastream.functions import function_of
+from dagster_flinkpy.datastream.operator_coordinator import CoordinatedFunction
+from dagster_flinkpy.datastream.operator_specs import SinkSpec, SourceSpec
 from dagster_flinkpy.datastream.program.job_graph import JobGraph
 from dagster_flinkpy.errors import RestoreError
 from dagster_flinkpy.key_groups import compute_key_group_range_for_operator_index
@@ -42,6 +44,8 @@ class RestoreTarget:
     stateful: bool = True
     commits: bool = True
     """Whether it is a sink that commits what its checkpoints name."""
+    coordinated: bool = True
+    """Whether it is a source, or its function has a coordinator."""
 
 
 @dataclass(frozen=True)
@@ -113,6 +117,7 @@ def restore_targets(graph: JobGraph) -> list[RestoreTarget]:
             v.max_parallelism_set,
             v.spec.keeps_state,
             isinstance(v.spec, SinkSpec) and isinstance(v.spec.sink, TwoPhaseCommittingSink),
+            isinstance(v.spec, SourceSpec) or function_of(v.spec, CoordinatedFunction) is not None,
         )
         for v in graph.vertices
     ]
@@ -265,7 +270,12 @@ def is_lost(operator: OperatorState, target: RestoreTarget | None) -> bool:
         return operator.has_state
     kept = any(s.keyed or s.operator_state or s.raw_keyed for s in operator.subtasks)
     prepared = any(s.committables for s in operator.subtasks)
-    return (kept and not target.stateful) or (prepared and not target.commits)
+    only_position = operator.coordinator_state is not None and not kept  # what a source has
+    return (
+        (kept and not target.stateful)
+        or (prepared and not target.commits)
+        or (only_position and not target.coordinated)
+    )
 
 
 def _left_behind(
@@ -285,6 +295,8 @@ def _left_behind(
             )
         elif target is None:
             problem = f"the job has no operator with this uid (it has {_quoted(targets)}). Give it its old uid back"
+        elif target.stateful:
+            problem = "the job's operator with this uid has no position as a source has. Give the new one another uid"
         else:
             problem = "the job's operator with this uid keeps no state. Give the new operator another uid"
         if not may_stay_behind(allowed, operator.uid):

@@ -80,6 +80,21 @@ def test_operators_may_be_removed_if_their_state_may_be_lost(
     assert run(program("two"), tmp_path, **options) == {"two/a": 4, "two/b": 2}
 
 
+@pytest.mark.parametrize("keyed", [True, False])
+def test_the_position_of_a_source_is_not_lost_to_another_operator_with_its_uid(tmp_path: Path, keyed: bool) -> None:
+    """All input would be read again, by a source that is new."""
+    with HarnessAttempt(collect_graph(events(environment(), RECORDS, per_epoch=3, uid="read")), tmp_path) as attempt:
+        attempt.run_epoch()
+    stream = events(environment(), RECORDS, per_epoch=3, uid="other")
+    stream = stream.key_by("key").process(CountPerKey(), COUNTED) if keyed else stream.map(lambda v: v, EVENT)
+    graph = collect_graph(stream.uid("read"))
+    with pytest.raises(RestoreError, match=r"operator 'read'.* another uid, or set"), HarnessAttempt(graph, tmp_path):
+        pass
+    with HarnessAttempt(graph, tmp_path, allow_non_restored_state=["read"]) as attempt:
+        attempt.run_epoch()
+        assert len(collected(attempt.graph, attempt.collected)) == 3
+
+
 def test_what_has_changed_is_told_once(tmp_path: Path) -> None:
     def said(*uids: str) -> list[str]:
         lines: list[str] = []
