@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from dataclasses import dataclass, replace
 from enum import Enum
@@ -14,6 +15,8 @@ from dagster_flinkpy.datastream.checkpointing.state_recovery import NonRestoredS
 from dagster_flinkpy.datastream.operator_specs import WindowSpec
 from dagster_flinkpy.datastream.program.job_graph import JobGraph, JobVertex
 from dagster_flinkpy.datastream.window import (
+    CountSlidingWindowAssigner,
+    CountTumblingWindowAssigner,
     DynamicEventTimeSessionWindows,
     DynamicProcessingTimeSessionWindows,
     EventTimeSessionWindows,
@@ -43,8 +46,12 @@ _WINDOWS = {
     SlidingProcessingTimeWindows: "windows of processing time",
     ProcessingTimeSessionWindows: "sessions of processing time",
     DynamicProcessingTimeSessionWindows: "sessions of processing time",
+    CountTumblingWindowAssigner: "windows of {window_size} records",
+    CountSlidingWindowAssigner: "windows of {window_size} records, one every {window_slide}",
 }
-"""What kind of windows an assigner makes. The timers of one kind do not fire the windows of another."""
+"""What kind of windows an assigner makes. Timers of one kind do not fire the windows of another, and windows by count
+that are not full do not get the records that they wait for if the size changes."""
+_NUMBER = re.compile(r"(window_size|window_slide)=(\d+)")
 
 
 class Change(Enum):
@@ -206,14 +213,17 @@ def refuse_other_windows(before: OperatorState | None, vertex: JobVertex) -> Non
     """
     if before is None or before.program is None or not isinstance(vertex.spec, WindowSpec) or not _rows(before):
         return
-    name = before.program.settings.get("assigner", "").partition("@")[0].partition("(")[0]
-    was = next((kind for assigner, kind in _WINDOWS.items() if assigner.__name__ == name), None)
-    now = _WINDOWS.get(type(vertex.spec.assigner))
-    if was is not None and now is not None and was != now:
+    said, assigner = before.program.settings.get("assigner", "").partition("@")[0], vertex.spec.assigner
+    was = next((kind for each, kind in _WINDOWS.items() if each.__name__ == said.partition("(")[0]), None)
+    now = _WINDOWS.get(type(assigner))
+    if was is None or now is None:
+        return
+    was, now = was.format(**dict(_NUMBER.findall(said))), now.format(**vars(assigner))
+    if was != now:
         raise StateSchemaError(
-            f"operator {vertex.uid!r}: its state has open {was} ({name}), and the program has {now} "
-            f"({type(vertex.spec.assigner).__name__}), under which they would never fire. Give the new operator "
-            f"another uid, and set allow_non_restored_state to [{vertex.uid!r}] to lose the open ones; or recompute it."
+            f"operator {vertex.uid!r}: its state is of {was}, and the program has {now}: the open ones would never "
+            f"fire. Give the new operator another uid, and set allow_non_restored_state to [{vertex.uid!r}] to lose "
+            "the open ones; or recompute it."
         )
 
 
