@@ -18,7 +18,13 @@ from dagster_flinkpy.datastream import (
     StreamExecutionEnvironment,
 )
 from dagster_flinkpy.datastream.program.event_time import EventTimeStall, find_stalls
-from dagster_flinkpy.datastream.window import TumblingEventTimeWindows, TumblingProcessingTimeWindows
+from dagster_flinkpy.datastream.window import (
+    CountTrigger,
+    EventTimeTrigger,
+    PurgingTrigger,
+    TumblingEventTimeWindows,
+    TumblingProcessingTimeWindows,
+)
 from dagster_flinkpy.errors import StalledEventTimeWarning
 from dagster_flinkpy.orchestration.flink_job import flink_job
 
@@ -107,6 +113,32 @@ def test_an_input_that_holds_event_time_back_is_named(build: Build, at: str, wai
 )
 def test_others_are_not(build: Build, strategy: WatermarkStrategy, bounded: bool, tmp_path: Path) -> None:
     assert find_stalls(program(build, tmp_path, strategy, bounded=bounded).get_job_graph()) == []
+
+
+@pytest.mark.parametrize(
+    ("strategy", "trigger", "bounded", "stalls"),
+    [
+        (SILENT, None, False, True),
+        (IDLE, PurgingTrigger.of(EventTimeTrigger()), False, True),
+        (SILENT, None, True, False),
+        (SILENT, CountTrigger.of(2), False, False),
+        (WITH_TIME, None, False, False),
+    ],
+    ids=["no watermarks", "idle", "bounded", "by count", "watermarks"],
+)
+def test_windows_without_any_watermark_are_named(
+    strategy: WatermarkStrategy, trigger: Any, bounded: bool, stalls: bool, tmp_path: Path
+) -> None:
+    env = StreamExecutionEnvironment.get_execution_environment()
+    source = ParquetSource(str(tmp_path), row_type=ROW, bounded=bounded)
+    keyed = env.from_source(source, strategy.with_timestamp_assigner("at"), "orders").uid("orders").key_by("key")
+    windows = keyed.window(TumblingEventTimeWindows(1000))
+    (windows.trigger(trigger) if trigger else windows).reduce(lambda a, b: a).uid("windows")
+    found = find_stalls(env.get_job_graph())
+    assert found == [EventTimeStall("windows", ("orders",), ("windows",), others=False)] * stalls
+    if found:
+        assert "source 'orders' gives no watermarks and does not end" in str(found[0])
+        assert "idleness" not in str(found[0])
 
 
 def test_a_source_that_dagster_reads_without_end_is_warned_of(tmp_path: Path) -> None:

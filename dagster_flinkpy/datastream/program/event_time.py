@@ -8,11 +8,22 @@ from dataclasses import dataclass
 from typing import Any
 
 from dagster_flinkpy.common.watermark_strategy import WatermarkStrategy
-from dagster_flinkpy.datastream.operator_specs import OperatorSpec, SourceSpec, TimestampsSpec, WindowSpec
+from dagster_flinkpy.datastream.operator_specs import (
+    OperatorSpec,
+    SourceSpec,
+    TimestampsSpec,
+    WindowSpec,
+)
 from dagster_flinkpy.datastream.program.job_graph import JobGraph
+from dagster_flinkpy.datastream.window_triggers import (
+    ContinuousEventTimeTrigger,
+    EventTimeTrigger,
+    PurgingTrigger,
+    Trigger,
+)
 from dagster_flinkpy.errors import StalledEventTimeWarning
 
-__all__ = ["EventTimeStall", "find_stalls", "warn_of_stalls"]
+__all__ = ["EventTimeStall", "find_stalls", "warn_of_stalls", "without_event_time"]
 
 _WITHOUT_TIMERS = "dagster_flinkpy.datastream.functions"
 """The module of the `on_timer` methods that do nothing."""
@@ -28,20 +39,26 @@ class EventTimeStall:
     """Uids of the sources that give no event time."""
     waiting: tuple[str, ...]
     """Uids of the operators whose windows or timers never fire: itself, or behind it."""
+    others: bool = True
+    """Whether other inputs have event time."""
 
     def __str__(self) -> str:
         sources, waiting = (", ".join(map(repr, uids)) for uids in (self.silent, self.waiting))
         gives, it = ("gives no watermarks and does", "it") if len(self.silent) == 1 else ("give none and do", "them")
-        return (
+        what = (
             f"event time never passes operator {self.uid!r}: source {sources} {gives} not end, so windows and timers "
-            f"of {waiting} never fire. Give {it} a strategy with watermarks, or "
-            "WatermarkStrategy.no_watermarks().with_idleness(Duration.of_minutes(1)), with which others do not wait "
-            f"for {it}"
+            f"of {waiting} never fire. Give {it} a strategy with watermarks"
+        )
+        if not self.others:
+            return f"{what}, such as WatermarkStrategy.for_bounded_out_of_orderness(Duration.of_minutes(5))"
+        return (
+            f"{what}, or WatermarkStrategy.no_watermarks().with_idleness(Duration.of_minutes(1)), with which others do "
+            f"not wait for {it}"
         )
 
 
 def find_stalls(graph: JobGraph) -> list[EventTimeStall]:
-    """Returns where one input has event time, and another one holds it back for ever.
+    """Returns where one input holds back the event time of others for ever, and windows for which no input gives any.
 
     Args:
         graph: The program.
@@ -66,7 +83,33 @@ def find_stalls(graph: JobGraph) -> list[EventTimeStall]:
             waiting = tuple(each for each in _from(graph, uid) if _uses_event_time(graph.vertex(each).spec))
             if waiting:
                 found.append(EventTimeStall(uid, tuple(sorted(silent[uid])), waiting))
+    for uid, sources in without_event_time(graph).items():
+        spec = graph.vertex(uid).spec
+        if isinstance(spec, WindowSpec) and _fires_by_event_time(spec.trigger):
+            found.append(EventTimeStall(uid, sources, (uid,), others=False))
     return found
+
+
+def without_event_time(graph: JobGraph) -> dict[str, tuple[str, ...]]:
+    """Returns the operators whose inputs never give event time, with the uids of the sources that do not end.
+
+    Args:
+        graph: The program.
+    """
+    gives: dict[str, bool] = {}  # or will give it at the end of the input
+    endless: dict[str, frozenset[str]] = {}
+    for vertex in graph.vertices:  # in topological order
+        uid, spec = vertex.uid, vertex.spec
+        inputs = [edge.source for edge in graph.inputs(uid)]
+        gives[uid] = any(gives[each] for each in inputs)
+        endless[uid] = frozenset().union(*(endless[each] for each in inputs))
+        if isinstance(spec, SourceSpec | TimestampsSpec):
+            gives[uid] |= _generates(spec.watermark_strategy)
+        if isinstance(spec, SourceSpec):
+            ends = getattr(spec.source, "bounded", None) is not False
+            gives[uid] |= ends
+            endless[uid] = frozenset() if ends else frozenset([uid])
+    return {uid: tuple(sorted(sources)) for uid, sources in endless.items() if sources and not gives[uid]}
 
 
 def warn_of_stalls(graph: JobGraph, stacklevel: int) -> None:
@@ -91,6 +134,12 @@ def _from(graph: JobGraph, uid: str) -> Iterable[str]:
         if any(edge.source in reached for edge in graph.inputs(vertex.uid)):
             reached.add(vertex.uid)
     return (vertex.uid for vertex in graph.vertices if vertex.uid in reached)
+
+
+def _fires_by_event_time(trigger: Trigger[Any, Any]) -> bool:
+    while isinstance(trigger, PurgingTrigger):
+        trigger = trigger.nested_trigger
+    return isinstance(trigger, EventTimeTrigger | ContinuousEventTimeTrigger)
 
 
 def _uses_event_time(spec: OperatorSpec) -> bool:

@@ -12,11 +12,14 @@ from dagster import AssetCheckSeverity, AssetKey, DagsterInstance, IntMetadataVa
 from dagster_flinkpy.checkpoint import verify
 from dagster_flinkpy.checkpoint.evolution import Change, StateOutcome
 from dagster_flinkpy.checkpoint.metadata import CheckpointMetadata
+from dagster_flinkpy.checkpoint.operator_states import OperatorState
 from dagster_flinkpy.checkpoint.savepoints.stored_checkpoint import StoredCheckpoint
 from dagster_flinkpy.checkpoint.store import CompletedCheckpointStore
 from dagster_flinkpy.checkpoint.traces import head_of_job
 from dagster_flinkpy.common.clock import current_millis, datetime_of_millis
 from dagster_flinkpy.datastream.connectors.base import SourceLag
+from dagster_flinkpy.datastream.program.event_time import find_stalls, without_event_time
+from dagster_flinkpy.datastream.program.job_graph import JobGraph
 from dagster_flinkpy.errors import CorruptMetadataError, CorruptStateError, FlinkPyError, StorageError
 from dagster_flinkpy.metrics import LATE_RECORDS_DROPPED
 from dagster_flinkpy.orchestration.flink_job import FlinkJob
@@ -26,6 +29,7 @@ from dagster_flinkpy.orchestration.runs.changed_tables import last_event
 from dagster_flinkpy.orchestration.runs.runs_of_job import active_runs
 from dagster_flinkpy.runtime.master.commits.committers import Committers
 from dagster_flinkpy.runtime.master.watchdog import Watchdog
+from dagster_flinkpy.state.stored_names import EVENT_TIMERS
 from dagster_flinkpy.storage import ObjectStore, StorageLocation
 
 __all__ = ["CheckFinding", "JobView", "look", "stored_bytes"]
@@ -220,10 +224,10 @@ def _event_time(view: _View) -> CheckFinding:
     own = watermark(view.uid)
     if own is not None:
         return CheckFinding(True, f"Event time is at {_instant(own)}.", shown)
-    held_by = silent(view.uid)
+    held_by, operator = silent(view.uid), latest.operator(view.uid)
     if not held_by:
-        return CheckFinding(True, "There is no event time yet.", shown)
-    operator = latest.operator(view.uid)
+        never = _never_fires(graph, view.uid, operator)
+        return CheckFinding(not never, never or "There is no event time yet.", shown)
     rows = sum(s.keyed.rows for s in operator.subtasks if s.keyed is not None) if operator else 0
     names, plural = ", ".join(map(repr, held_by)), len(held_by) > 1
     what = (
@@ -232,6 +236,22 @@ def _event_time(view: _View) -> CheckFinding:
         f"{'them' if plural else 'it'} a strategy with watermarks, or with_idleness(), so that nobody waits."
     )
     return CheckFinding(False, what, shown)
+
+
+def _never_fires(graph: JobGraph, uid: str, operator: OperatorState | None) -> str:
+    """Returns which windows or timers wait for event time that no source gives; empty if there are none."""
+    for stall in find_stalls(graph):
+        if uid in stall.waiting:
+            return f"In this job, {stall}."
+    tables = [table for s in operator.subtasks if s.keyed for table in s.keyed.tables] if operator else []
+    timers = sum(table.rows for table in tables if table.name == EVENT_TIMERS)
+    sources = ", ".join(map(repr, without_event_time(graph).get(uid, ())))
+    if not timers or not sources:
+        return ""
+    return (
+        f"{timers:,} event-time timers of {uid!r} never fire, because {sources} gives no watermarks and does not end. "
+        "Give it a strategy with watermarks, or register processing-time timers."
+    )
 
 
 def _instant(millis: int) -> str:

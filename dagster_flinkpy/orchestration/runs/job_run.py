@@ -18,6 +18,7 @@ from dagster import (
     MaterializeResult,
 )
 
+from dagster_flinkpy.datastream.program.event_time import find_stalls
 from dagster_flinkpy.orchestration.dagster_internals import (
     CODE_VERSION_TAG,
     DATA_VERSION_IS_USER_PROVIDED_TAG,
@@ -59,7 +60,7 @@ class JobRun:
 
     @staticmethod
     def begin(context: AssetExecutionContext, assets: JobAssets) -> JobRun:
-        """Begins a step. Logs it if only some assets of the job are selected.
+        """Begins a step. Logs it if only some assets of the job are selected, and warns of windows that never fire.
 
         Args:
             context: Context of the step.
@@ -71,6 +72,8 @@ class JobRun:
         job, specs = assets.job, assets.specs
         with flink_failures(context.log):
             refuse_other_location(context.instance, context.run, job.job_id, assets.keys)
+        for stall in find_stalls(job.graph):
+            context.log.warning(f"In job {job.job_id}, {stall}.")
         selected, own = context.selected_asset_keys, {spec.key for spec in specs.values()}
         others = [spec for spec in specs.values() if spec.key not in selected]
         if others:

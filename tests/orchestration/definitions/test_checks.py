@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import logging
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import fields, replace
@@ -10,6 +11,8 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from dagster import (
     AssetCheckEvaluation,
@@ -27,7 +30,8 @@ from dagster_flinkpy.checkpoint import verify
 from dagster_flinkpy.checkpoint.metadata import CheckpointMetadata
 from dagster_flinkpy.checkpoint.store import CompletedCheckpointStore
 from dagster_flinkpy.common import WatermarkStrategy
-from dagster_flinkpy.datastream import CoProcessFunction, StreamExecutionEnvironment
+from dagster_flinkpy.connectors import ParquetSource
+from dagster_flinkpy.datastream import CoProcessFunction, KeyedProcessFunction, StreamExecutionEnvironment
 from dagster_flinkpy.datastream.connectors.base import SourceLag
 from dagster_flinkpy.datastream.window import TumblingEventTimeWindows
 from dagster_flinkpy.errors import ConfigurationError, StorageError
@@ -402,3 +406,36 @@ def test_what_holds_event_time_back_is_named(ends: bool, deployment: Deployment)
     if not ends:
         assert "the other inputs wait for 'dimension', which gives no watermarks." in str(both.description)
         assert re.search("'dimension', which gives no watermarks, with [1-9] rows in state", str(windows.description))
+
+
+class Waits(KeyedProcessFunction):
+    def process_element(self, value: Any, ctx: KeyedProcessFunction.Context) -> None:
+        ctx.timer_service().register_event_time_timer(1000)
+
+
+def test_windows_and_timers_that_no_source_gives_event_time_are_named(
+    deployment: Deployment, instance: DagsterInstance
+) -> None:
+    def program() -> StreamExecutionEnvironment:
+        env = environment(2)
+        silent = WatermarkStrategy.no_watermarks().with_timestamp_assigner("time")
+        source = ParquetSource(str(deployment.folder / "events"), row_type=EVENT)
+        keyed = env.from_source(source, silent, "events").uid("events").key_by("key")
+        keyed.window(TumblingEventTimeWindows(2000)).reduce(lambda a, b: a).uid("windows")
+        keyed.process(Waits()).uid("timers")
+        return env
+
+    (deployment.folder / "events").mkdir()
+    table = pa.table({"key": ["a", "a"], "time": [0, 1000], "value": [1, 2]})
+    pq.write_table(table, deployment.folder / "events" / "1.parquet")
+    deployment.env = program  # type: ignore[method-assign]
+    deployment.run()
+    found = deployment.check("event_time")
+    windows, timers = found[AssetKey(["words", "windows"])], found[AssetKey(["words", "timers"])]
+    assert not windows.passed
+    assert "source 'events' gives no watermarks and does not end" in str(windows.description)
+    assert not timers.passed
+    assert "1 event-time timers of 'timers' never fire, because 'events' gives no" in str(timers.description)
+    logged = [entry for run in instance.get_runs() for entry in instance.all_logs(run.run_id)]
+    warned = [entry.user_message for entry in logged if entry.level == logging.WARNING]
+    assert any("windows and timers of 'windows' never fire" in message for message in warned)
