@@ -46,6 +46,8 @@ class RestoreTarget:
     """Whether it is a sink that commits what its checkpoints name."""
     coordinated: bool = True
     """Whether it is a source, or its function has a coordinator."""
+    keyed: bool = True
+    """Whether it can have keyed state."""
 
 
 @dataclass(frozen=True)
@@ -118,6 +120,7 @@ def restore_targets(graph: JobGraph) -> list[RestoreTarget]:
             v.spec.keeps_state,
             isinstance(v.spec, SinkSpec) and isinstance(v.spec.sink, TwoPhaseCommittingSink),
             isinstance(v.spec, SourceSpec) or function_of(v.spec, CoordinatedFunction) is not None,
+            v.spec.keyed,
         )
         for v in graph.vertices
     ]
@@ -273,6 +276,7 @@ def is_lost(operator: OperatorState, target: RestoreTarget | None) -> bool:
     only_position = operator.coordinator_state is not None and not kept  # what a source has
     return (
         (kept and not target.stateful)
+        or (any(s.keyed for s in operator.subtasks) and not target.keyed)
         or (prepared and not target.commits)
         or (only_position and not target.coordinated)
     )
@@ -295,6 +299,8 @@ def _left_behind(
             )
         elif target is None:
             problem = f"the job has no operator with this uid (it has {_quoted(targets)}). Give it its old uid back"
+        elif target.stateful and not target.keyed and any(s.keyed for s in operator.subtasks):
+            problem = "the job's operator with this uid has no keyed state. Give the new operator another uid"
         elif target.stateful:
             problem = "the job's operator with this uid has no position as a source has. Give the new one another uid"
         else:

@@ -45,10 +45,12 @@ def program(
 
 
 def taken_by(graph: JobGraph, *, told: bool = True) -> CheckpointMetadata:
-    """Returns a checkpoint with keyed state of each operator."""
+    """Returns a checkpoint with keyed state of each keyed operator, and positions of sources."""
 
     def state(uid: str) -> OperatorState:
         state = operator(uid)
+        if not graph.vertex(uid).spec.keyed:
+            state = replace(state, subtasks=(), coordinator_state={})
         return replace(state, program=operator_program(graph, uid)) if told else state
 
     return metadata(7, *(state(v.uid) for v in graph.vertices if v.uid_set))

@@ -9,9 +9,11 @@ import pytest
 
 from dagster_flinkpy.checkpoint.savepoints.stored_checkpoint import open_checkpoint
 from dagster_flinkpy.common.time import Time
+from dagster_flinkpy.common.typeinfo import Types
 from dagster_flinkpy.common.types import Row
-from dagster_flinkpy.datastream import DataStream, RuntimeExecutionMode
+from dagster_flinkpy.datastream import CheckpointedFunction, DataStream, MapFunction, RuntimeExecutionMode
 from dagster_flinkpy.datastream.program.job_graph import JobGraph
+from dagster_flinkpy.datastream.state import ListStateDescriptor
 from dagster_flinkpy.datastream.window import (
     CountSlidingWindowAssigner,
     CountTumblingWindowAssigner,
@@ -95,6 +97,30 @@ def test_the_position_of_a_source_is_not_lost_to_another_operator_with_its_uid(t
     with HarnessAttempt(graph, tmp_path, allow_non_restored_state=["read"]) as attempt:
         attempt.run_epoch()
         assert len(collected(attempt.graph, attempt.collected)) == 3
+
+
+class Kept(MapFunction, CheckpointedFunction):
+    """Keeps a list."""
+
+    def initialize_state(self, context: Any) -> None:
+        self._list = context.get_operator_state_store().get_list_state(ListStateDescriptor("list", Types.LONG()))
+
+    def snapshot_state(self, context: Any) -> None:
+        self._list.add(1)
+
+    def map(self, value: Any) -> Any:
+        return value
+
+
+def test_keyed_state_is_not_lost_to_an_operator_without_keys(tmp_path: Path) -> None:
+    """Its checkpoints would be without it. What a keyed operator does not ask for stays in them, as in Flink."""
+    run(program("one"), tmp_path)
+    without_keys = collect_graph(events(environment(2), RECORDS, per_epoch=3).map(Kept(), EVENT).uid("one"))
+    says = "operator 'one', but the job's operator with this uid has no keyed state"
+    with pytest.raises(RestoreError, match=says), HarnessAttempt(without_keys, tmp_path):
+        pass
+    with HarnessAttempt(without_keys, tmp_path, allow_non_restored_state=["one"]) as attempt:
+        attempt.run_epoch()
 
 
 def test_what_has_changed_is_told_once(tmp_path: Path) -> None:
