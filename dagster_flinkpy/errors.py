@@ -495,8 +495,8 @@ class CommitRefusedError(SinkCommitError):
                 else "Change the table, and run again, which commits them. Or change the program, and"
             )
             advice = (
-                f"{mend} restore a savepoint or an older checkpoint to write them again, or 'chk-{checkpoint_id}' to "
-                "continue without them."
+                f"{mend} restore a savepoint or an older checkpoint to write them again, as all sinks then do with "
+                f"their rows since, or 'chk-{checkpoint_id}' to continue without them."
             )
         return cls(f"sink {sink!r} cannot commit {what} {checkpoint_id}: {why}. {staged}. {advice}")
 
@@ -510,8 +510,8 @@ class CommittableLostError(SinkCommitError):
     def of(cls, checkpoint_id: int, problem: str) -> CommittableLostError:
         """Returns the error of a checkpoint, with what to do."""
         return cls(
-            f"{problem}. Restore a savepoint or an older checkpoint to write the rows again, or 'chk-{checkpoint_id}' "
-            "to continue without them."
+            f"{problem}. Restore a savepoint or an older checkpoint to write the rows again, as all sinks then do with "
+            f"theirs since, or 'chk-{checkpoint_id}' to continue without them."
         )
 
 

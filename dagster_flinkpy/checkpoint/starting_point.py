@@ -190,6 +190,12 @@ class Restore:
                 else:
                     attempt.leave_unclaimed(checkpoint_id)
                     self.progress(f"chk-{checkpoint_id} is not claimed: it is kept until someone disposes of it")
+                for uid, last in self.last_committed.items():
+                    if last > checkpoint_id:
+                        self.progress(
+                            f"sink {uid!r} has rows up to checkpoint {last}: those since chk-{checkpoint_id} stay, and "
+                            "are written again beside them, unless it replaces rows. Delete them if they are not gone"
+                        )
                 # Whoever restores it may know that a target has lost rows.
                 there = {u: i for u, i in metadata.commits.items() if self.last_committed.get(u, 0) >= i}
                 return replace(without_committables(metadata), properties={**metadata.properties, COMMITS: there})

@@ -165,3 +165,22 @@ def test_a_table_that_is_restored_from_a_backup_between_two_runs_is_refused(tmp_
     with HarnessAttempt(graph, job, config=config, restore_from="chk-1") as attempt:
         list(attempt.run_epochs())
     assert rows() == list(range(9))
+
+
+def test_who_restores_an_older_checkpoint_is_told_which_sinks_write_again(tmp_path: Path) -> None:
+    """The advice to restore one is about a sink that has lost its rows. The others have theirs."""
+    env, lines = environment(1), list[str]()
+    stream = events(env, [("k", i, i) for i in range(6)], per_epoch=3)
+    for uid in ("lost", "there"):
+        stream.sink_to(DeltaSink(str(tmp_path / uid))).uid(uid)
+    graph, config = env.get_job_graph(), {"checkpointing": CoordinatorConfig(num_retained=2)}
+    with HarnessAttempt(graph, tmp_path / "job", config=config) as attempt:
+        list(attempt.run_epochs(2))
+    (tmp_path / "lost" / "_delta_log" / f"{2:020}.json").unlink()
+    with pytest.raises(CommitRefusedError, match=r"'lost' has committed checkpoint 2, but .* up to checkpoint 1"):
+        HarnessAttempt(graph, tmp_path / "job", config=config).__enter__()
+    options = {"restore_from": "chk-1", "on_progress": lines.append}
+    with HarnessAttempt(graph, tmp_path / "job", config=config, **options):
+        pass
+    told = [line for line in lines if "are written again" in line]
+    assert [line.split(":")[0] for line in told] == ["sink 'there' has rows up to checkpoint 2"]
