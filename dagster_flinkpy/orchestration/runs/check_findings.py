@@ -16,7 +16,7 @@ from dagster_flinkpy.checkpoint.operator_states import OperatorState
 from dagster_flinkpy.checkpoint.savepoints.stored_checkpoint import StoredCheckpoint
 from dagster_flinkpy.checkpoint.store import CompletedCheckpointStore
 from dagster_flinkpy.checkpoint.traces import head_of_job
-from dagster_flinkpy.common.clock import current_millis, datetime_of_millis
+from dagster_flinkpy.common.clock import current_millis, datetime_of_millis, epoch_millis
 from dagster_flinkpy.datastream.connectors.base import SourceLag
 from dagster_flinkpy.datastream.program.event_time import find_stalls, without_event_time
 from dagster_flinkpy.datastream.program.job_graph import JobGraph
@@ -26,7 +26,7 @@ from dagster_flinkpy.orchestration.flink_job import FlinkJob
 from dagster_flinkpy.orchestration.job_assets import JobAssets
 from dagster_flinkpy.orchestration.program import RestoreForecast, forecast
 from dagster_flinkpy.orchestration.runs.changed_tables import last_event
-from dagster_flinkpy.orchestration.runs.runs_of_job import active_runs
+from dagster_flinkpy.orchestration.runs.runs_of_job import active_runs, recent_runs
 from dagster_flinkpy.runtime.master.commits.committers import Committers
 from dagster_flinkpy.runtime.master.watchdog import Watchdog
 from dagster_flinkpy.state.stored_names import EVENT_TIMERS
@@ -153,6 +153,8 @@ def _look(check: str, uid: str, asset: AssetKey, of_job: JobView, **limits: Any)
         return CheckFinding(False, str(error), {})
     if find is _lingering:  # transactions may be open even though all checkpoints were deleted
         return _open_transactions(of_job, uid, None)
+    if find is _lag:
+        return _lag_of_new_job(of_job, **limits)
     return CheckFinding(True, "There is no completed checkpoint yet.", {})
 
 
@@ -199,6 +201,16 @@ def _lag(view: _View, max_lag: timedelta | None, max_event_time_lag: timedelta |
         said += f", the watermark {_span(behind)} behind"
         passed &= max_event_time_lag is None or behind <= max_event_time_lag
     return CheckFinding(passed, f"{said}.", facts)
+
+
+def _lag_of_new_job(of_job: JobView, max_lag: timedelta | None, **_: Any) -> CheckFinding:
+    """Looks at a job without a completed checkpoint: its runs may all have failed."""
+    runs = recent_runs(of_job.instance, of_job.job.job_id, of_job.assets.keys)
+    said = "There is no completed checkpoint yet"
+    if not runs:
+        return CheckFinding(True, f"{said}.", {})
+    since = timedelta(milliseconds=max(current_millis() - epoch_millis(runs[-1].create_timestamp), 0))
+    return CheckFinding(max_lag is None or since <= max_lag, f"{said}, {_span(since)} after the first run.", {})
 
 
 def _event_time(view: _View) -> CheckFinding:

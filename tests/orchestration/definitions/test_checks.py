@@ -21,10 +21,12 @@ from dagster import (
     AssetMaterialization,
     AssetSelection,
     DagsterInstance,
+    DagsterRunStatus,
     Definitions,
     Failure,
     define_asset_job,
 )
+from dagster._core.test_utils import create_run_for_test
 
 from dagster_flinkpy.checkpoint import verify
 from dagster_flinkpy.checkpoint.metadata import CheckpointMetadata
@@ -38,6 +40,7 @@ from dagster_flinkpy.errors import ConfigurationError, StorageError
 from dagster_flinkpy.orchestration import CheckpointStorageResource, FlinkAssetChecks, flink_assets
 from dagster_flinkpy.orchestration.dagster_internals import SENSOR_NAME_TAG
 from dagster_flinkpy.orchestration.definitions import checks
+from dagster_flinkpy.orchestration.flink_job import JOB_TAG
 from dagster_flinkpy.runtime.master.job import JobAttempt
 from dagster_flinkpy.storage import ObjectStore, StorageLocation
 from dagster_flinkpy.storage.local import LocalObjectStore
@@ -266,6 +269,20 @@ def test_lag(deployment: Deployment) -> None:
     deployment.run(2)
     ended = deployment.check("lag", max_lag=timedelta(0))[TABLE]
     assert ended.passed, "there is no input left to be late with"
+
+
+def test_a_job_whose_runs_have_all_failed_lags(deployment: Deployment) -> None:
+    late = {"max_lag": timedelta(0)}
+    assert deployment.check("lag", **late)[TABLE].passed, "it has never run"
+    create_run_for_test(deployment.instance, tags={JOB_TAG: "words"}, status=DagsterRunStatus.FAILURE)
+    found = deployment.check("lag", **late)[TABLE]
+    assert not found.passed
+    assert "There is no completed checkpoint yet, 0:00:0" in (found.description or "")
+    assert deployment.check("lag", max_lag=timedelta(hours=1))[TABLE].passed
+    assert deployment.check("lag")[TABLE].passed
+    deployment.run()
+    assert not deployment.check("lag", **late)[TABLE].passed
+    assert deployment.check("lag", max_lag=timedelta(hours=1))[TABLE].passed
 
 
 def test_lingering_transactions(deployment: Deployment) -> None:
