@@ -33,8 +33,9 @@ class Head(JsonRecord):
     unclaimed: tuple[Id, ...] = ()
     """Completed checkpoints that the job was restored from but does not own; they are kept for their owner."""
     lost: bool = False
-    """Whether the previous ``HEAD`` was lost, an attempt was told to start anyway, and it has not completed a
-    checkpoint yet. Until then, no other attempt starts from nothing unless it is told to."""
+    """Whether the previous ``HEAD`` was lost, and no checkpoint was completed since: an attempt was told to start
+    anyway, or noticed at its end that the folder was taken away. No other one starts from nothing without being told
+    to."""
     new: bool = False
     """Whether there was nothing of the job when this ``HEAD`` was made, and no checkpoint was completed since. If a
     sink knows the job nevertheless, its folder was taken away."""

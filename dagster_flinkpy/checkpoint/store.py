@@ -227,10 +227,21 @@ class CompletedCheckpointStore:
         lease.release(self.store, beginning.leader)
         return beginning.former
 
-    def end_attempt(self, attempt: Attempt) -> None:
-        """Releases the leadership. Does nothing if the attempt was fenced."""
+    def end_attempt(self, attempt: Attempt) -> bool:
+        """Releases the leadership, and returns whether the attempt had it. Does nothing if it was fenced."""
         with self._lease_lock:
-            lease.release(self.store, attempt.leader, attempt.committed)
+            return lease.release(self.store, attempt.leader, attempt.committed)
+
+    def end_run(self, attempt: Attempt, now_ms: int) -> None:
+        """Releases the leadership at the end of a run.
+
+        If somebody has taken the job's folder away while the run led it, ``HEAD`` is left as lost: the next run would
+        take the job for a new one, and commit its rows again.
+        """
+        led = attempt.leader.record.alive(now_ms)  # otherwise, the job may have been disposed of
+        if not self.end_attempt(attempt) and led and lease.read(self.store) is None:
+            with suppress(PreconditionFailedError):
+                put_if(self.store, HEAD_KEY, Head(attempt.token, lost=True).to_bytes(), None)
 
     def renew(self, attempt: Attempt, ttl: timedelta, now_ms: int) -> None:
         """Renews the lease if less than half of it is left.

@@ -81,10 +81,11 @@ def head_lost(store: ObjectStore, traces: Traces, problem: str) -> HeadLostError
         traces: The remaining objects.
         problem: What is wrong with ``HEAD``.
     """
+    recover = f"'flinkpy checkpoints recover {store.url}' rebuilds HEAD from the newest intact checkpoint."
     return HeadLostError(
         f"{store.url}/{HEAD_KEY} {problem}, so it is unknown which checkpoint is the latest. What remains of the job: "
-        f"{traces or 'nothing else'}. Starting from nothing would commit rows again that are already committed. "
-        f"'flinkpy checkpoints recover {store.url}' rebuilds HEAD from the newest intact checkpoint. Or give the run a "
+        f"{str(traces) or 'nothing else'}. Starting from nothing would commit rows again that are already committed. "
+        f"{recover if traces.found else 'Put the folder of the job back.'} Or give the run a "
         "savepoint with restore_from, or start_empty to start from empty state and leave everything behind."
     )
 

@@ -168,20 +168,24 @@ def renew(store: ObjectStore, leader: Leader, ttl: timedelta, now_ms: int) -> Le
         raise FencedError(f"{_who(leader.record)} lost {store.url}/{LEADER_KEY}: somebody else wrote it") from error
 
 
-def release(store: ObjectStore, leader: Leader, committed: int | None = None) -> None:
+def release(store: ObjectStore, leader: Leader, committed: int | None = None) -> bool:
     """Ends the lease. The record stays, so that tokens keep growing. Does nothing if the owner was fenced.
 
     Args:
         store: The object store, rooted at the job's prefix.
         leader: The attempt that ends.
         committed: The checkpoint up to which all sinks have committed, or None to keep the recorded one.
+
+    Returns:
+        Whether the owner had the lease.
     """
     if committed is None:
         committed = leader.record.committed
     try:
         _write(store, replace(leader.record, expires_at=0, committed=committed), leader.etag)
     except PreconditionFailedError:
-        return
+        return False
+    return True
 
 
 def check(store: ObjectStore, leader: Leader) -> None:

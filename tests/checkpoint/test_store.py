@@ -21,6 +21,7 @@ from dagster_flinkpy.errors import (
     ConfigurationError,
     CorruptMetadataError,
     FencedError,
+    HeadLostError,
     ObjectNotFoundError,
     PathEscapesPrefixError,
     StorageError,
@@ -201,6 +202,15 @@ def test_an_attempt_that_ended_is_no_longer_alive(store: CompletedCheckpointStor
     assert record is not None
     assert (record.owner, record.expires_at) == ("run-1", 0)
     store.end_attempt(attempt)
+
+
+def test_a_run_whose_folder_was_taken_away_leaves_no_new_job(store: CompletedCheckpointStore, objects: Flaky) -> None:
+    attempt = store.begin_attempt("run-1", NOW)
+    complete(store, attempt)
+    objects.delete_many([found.key for found in objects.list()])
+    store.end_run(attempt, NOW)
+    with pytest.raises(HeadLostError, match=r"nothing else.*Put the folder of the job back.*start_empty"):
+        store.begin_attempt("run-2", NOW)
 
 
 # --- two runs at once -------------------------------------------------------------------------------------------------

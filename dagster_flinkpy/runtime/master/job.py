@@ -477,7 +477,7 @@ class JobAttempt(AttemptRuns):
         self._reporter.close()
         self._hooks.close()
         with suppress(FlinkPyError):  # a lease that is not released expires
-            self._watchdog.run("releasing the leadership", self._store.end_attempt, self._attempt)
+            self._watchdog.run("releasing the leadership", self._store.end_run, self._attempt, _now())
         self._watchdog.close()
 
     @property
