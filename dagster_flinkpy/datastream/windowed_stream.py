@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 from typing import Any, Generic, TypeVar
 
@@ -36,7 +37,7 @@ from dagster_flinkpy.datastream.operator_specs import WindowSpec, as_callable
 from dagster_flinkpy.datastream.output_tag import OutputTag
 from dagster_flinkpy.datastream.program.program import ExecutionEnvironment, Upstream
 from dagster_flinkpy.datastream.window_assigners import WindowAssigner
-from dagster_flinkpy.datastream.window_triggers import Trigger
+from dagster_flinkpy.datastream.window_triggers import NeverTrigger, Trigger
 from dagster_flinkpy.datastream.window_types import TimeWindowSerializer
 from dagster_flinkpy.errors import ConfigurationError
 
@@ -151,6 +152,12 @@ class _Windowed(Generic[S]):
 
     def _window(self, output_type: TypeInformation | None, **how: Any) -> S:
         trigger = self._trigger or self._assigner.get_default_trigger(self.get_execution_environment())
+        if self._trigger is None and isinstance(trigger, NeverTrigger):
+            warnings.warn(
+                f"windows of {type(self._assigner).__name__} never fire by themselves: set a trigger, such as "
+                ".trigger(PurgingTrigger.of(CountTrigger.of(100))), or NeverTrigger() if that is meant",
+                stacklevel=4,
+            )
         spec = WindowSpec(
             self._assigner,
             self.get_input_type(),

@@ -547,3 +547,16 @@ def test_a_record_that_is_returned_is_not_taken_for_its_parts(record: Any) -> No
         assert harness.output == [record]
         with pytest.raises(TypeMismatchError, match="instead of records: `yield` them, or return a list"):
             harness.process_element("alone")
+
+
+@pytest.mark.parametrize("kind", [Types.TUPLE([WORD, WORD]), Types.ROW([WORD, WORD])])
+def test_a_tuple_that_is_returned_where_records_are_tuples_is_not_taken_for_its_fields(kind: Any) -> None:
+    class Returns(KeyedProcessFunction):
+        def process_element(self, value: str, ctx: KeyedProcessFunction.Context) -> Any:
+            return (value, value) if value == "alone" else ((value, value),)
+
+    with OperatorTestHarness(Returns(), key_by=lambda word: word, input_type=WORD, output_type=kind) as harness:
+        harness.process_element("in a tuple")
+        assert [tuple(record) for record in harness.output] == [("in a tuple", "in a tuple")]
+        with pytest.raises(TypeMismatchError, match=r"'alone'.*instead of records: `yield` them, or return a list"):
+            harness.process_element("alone")

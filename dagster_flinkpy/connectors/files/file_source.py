@@ -155,8 +155,9 @@ def _files(path: Any, *, needed: bool, gone: bool = False) -> list[tuple[Storage
         raise SourceReadError(f"cannot list {path}: {error}") from error
     if not found and not gone and (needed or not store.root_exists()):
         raise SourceReadError(
-            f"there is no file {path}, and no folder of this name with files in it. Check the path. If the first file "
-            "is still to come, make the folder and declare monitor_continuously()"
+            f"there is no file {path}, and no folder of this name with files in it. Check the path"
+            + (", which may not be a pattern: name the folder" if set(path) & set("*?") else "")
+            + ". If the first file is still to come, make the folder and declare monitor_continuously()"
         )
     return found
 

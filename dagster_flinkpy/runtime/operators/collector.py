@@ -14,7 +14,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from dagster_flinkpy.common.copies import PASSED, copied, flat_rows, plain_row, unchanging_types
-from dagster_flinkpy.common.typeinfo import RowTypeInfo, TypeInformation
+from dagster_flinkpy.common.typeinfo import RowTypeInfo, TupleTypeInfo, TypeInformation
 from dagster_flinkpy.common.types import Row, row_class, rows_of
 from dagster_flinkpy.datastream.output_tag import OutputTag
 from dagster_flinkpy.errors import TypeMismatchError, shorten
@@ -28,6 +28,11 @@ _SINGLE = (Row, str, bytes, dict)
 _SEVERAL = frozenset({GeneratorType, list})
 """Types whose values are records for certain."""
 _log = logging.getLogger(__name__)
+
+
+def _is_record(values: tuple[Any, ...]) -> bool:
+    """Returns whether a tuple that a function returned is a record, where records are rows or tuples."""
+    return bool(values) and isinstance(values[0], str | int | float)
 
 
 class Collector:
@@ -46,6 +51,7 @@ class Collector:
         self._main = self._values[None]
         self._unread: set[str] = set()
         self._unchanging, self._flat = unchanging_types(vertex.output_type), flat_rows(vertex.output_type)
+        self._structs = isinstance(vertex.output_type, RowTypeInfo | TupleTypeInfo)
         self.timestamps = self._timestamps[None]
         """The timestamps of the main output. Who adds to ``fields`` adds one per row."""
         self.fields: list[Any] = []
@@ -73,7 +79,7 @@ class Collector:
     def _each(self, results: Iterable[Any]) -> Iterable[Any]:
         """Returns the records that a function returned."""
         try:
-            if isinstance(results, _SINGLE):
+            if isinstance(results, _SINGLE) or (self._structs and type(results) is tuple and _is_record(results)):
                 raise TypeError("a record, not several")
             return iter(results)
         except TypeError:

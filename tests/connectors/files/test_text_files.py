@@ -205,6 +205,13 @@ def test_files_on_s3_are_read_in_parts(s3_location: StorageLocation) -> None:
         gone.create_enumerator(None).plan_epoch(1)
 
 
+def test_a_path_that_is_a_pattern_is_refused(tmp_path: Path) -> None:
+    source = FileSource.for_record_stream_format(CSV, str(tmp_path / "*.csv")).build()
+    (tmp_path / "a.csv").write_text("id,name\n1,ann\n")
+    with pytest.raises(SourceReadError, match=r"Check the path, which may not be a pattern: name the folder\."):
+        source.create_enumerator(None).plan_epoch(1)
+
+
 def test_a_path_may_be_a_location(tmp_path: Path) -> None:
     (tmp_path / "a b").mkdir()
     (tmp_path / "a b" / "c d").write_text("1\n2\n")

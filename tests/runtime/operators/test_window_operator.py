@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import struct
+import warnings
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -37,6 +38,7 @@ from dagster_flinkpy.datastream.window import (
     EventTimeSessionWindows,
     EventTimeTrigger,
     GlobalWindows,
+    NeverTrigger,
     ProcessingTimeSessionWindows,
     PurgingTrigger,
     SessionWindowTimeGapExtractor,
@@ -653,6 +655,26 @@ class Gap(SessionWindowTimeGapExtractor):
 def test_what_cannot_be_is_refused_at_once(program: Any, message: str) -> None:
     with pytest.raises(ConfigurationError, match=message):
         program()
+
+
+def test_global_windows_without_a_trigger_are_warned_of() -> None:
+    windows = keyed().window(GlobalWindows.create())
+    with pytest.warns(UserWarning, match="windows of GlobalWindows never fire by themselves: set a trigger") as warned:
+        windows.process(Describe(), FIRED)
+    assert [each.filename for each in warned] == [__file__]
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        windows.trigger(NeverTrigger()).process(Describe(), FIRED)
+
+
+def test_a_trigger_that_decides_nothing_is_named(tmp_path: Path) -> None:
+    class Undecided(CountTrigger):
+        def on_element(self, element, timestamp, window, ctx):
+            return None
+
+    windows = keyed().window(TumblingEventTimeWindows(10)).trigger(Undecided(2)).reduce(lambda a, b: a)
+    with pytest.raises(TypeMismatchError, match="trigger Undecided returned None: it must return a TriggerResult"):
+        collect_all(windows, tmp_path)
 
 
 def test_a_dynamic_gap_that_is_not_positive_is_an_error_of_the_user(tmp_path: Path) -> None:

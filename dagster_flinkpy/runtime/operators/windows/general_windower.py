@@ -11,6 +11,7 @@ from dagster_flinkpy.common.copies import copied
 from dagster_flinkpy.common.watermark_strategy import MAX_WATERMARK
 from dagster_flinkpy.datastream.state import MapStateDescriptor
 from dagster_flinkpy.datastream.window import TriggerResult
+from dagster_flinkpy.errors import TypeMismatchError
 from dagster_flinkpy.runtime.failure import UNKNOWN, USER_EXCEPTIONS
 from dagster_flinkpy.runtime.operators.windows.contexts import TriggerContext
 from dagster_flinkpy.runtime.operators.windows.merging_window_set import MergingWindowSet
@@ -115,6 +116,12 @@ class GeneralWindower(Windower):
         """Carries out the decision of the trigger."""
         if result is TriggerResult.CONTINUE:
             return
+        if not isinstance(result, TriggerResult):
+            trigger = type(self._spec.trigger).__name__
+            raise TypeMismatchError(
+                f"a method of the trigger {trigger} returned {result!r}: it must return a TriggerResult, such as "
+                "TriggerResult.CONTINUE"
+            )
         if result.is_fire():
             self._operator.fire(window, self._contents.get(), timestamp)
         if result.is_purge():
