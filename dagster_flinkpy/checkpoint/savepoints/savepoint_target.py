@@ -18,7 +18,7 @@ from dagster_flinkpy.storage import ObjectStore, StorageLocation
 from dagster_flinkpy.storage.lease import LEADER_KEY
 from dagster_flinkpy.storage.local_files import HIDDEN
 
-__all__ = ["check_job", "check_target", "folders_of", "overlap"]
+__all__ = ["check_job", "check_target", "folders_of", "key_below", "overlap"]
 
 _LONGEST_NAME = 255
 """File systems allow no longer name, in bytes."""
@@ -113,6 +113,21 @@ def overlap(like: StorageLocation, one: str, other: str) -> bool:
     return any(_same(place, there) for place in _with_parents(here)) or any(
         _same(place, here) for place in _with_parents(there)
     )
+
+
+def key_below(folder: StorageLocation, parent: StorageLocation) -> str | None:
+    """Returns the path of a folder below another one, empty if it is the same; None if it is outside of it.
+
+    Args:
+        folder: The folder.
+        parent: The other one.
+    """
+    if not any(_same(place, parent) for place in _with_parents(folder)):
+        return None
+    path, above = _local(folder), _local(parent)
+    if path is not None and above is not None:
+        return "" if path == above else os.path.relpath(path, above)
+    return folder.url.removeprefix(parent.url).strip("/")
 
 
 def _refused(target: StorageLocation, place: StorageLocation, what: str) -> ConfigurationError:

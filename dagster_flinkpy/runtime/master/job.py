@@ -56,6 +56,7 @@ from dagster_flinkpy.runtime.master.job_session import JobSession, SharedSession
 from dagster_flinkpy.runtime.master.job_state import JobState
 from dagster_flinkpy.runtime.master.lease_keeper import LeaseKeeper, await_leadership
 from dagster_flinkpy.runtime.master.mailbox import InlineMailbox, Mailbox, ThreadMailbox
+from dagster_flinkpy.runtime.master.own_rows import check_own_rows
 from dagster_flinkpy.runtime.master.regions.job_regions import JobRegions
 from dagster_flinkpy.runtime.master.regions.region_epoch import Turn
 from dagster_flinkpy.runtime.master.regions.region_runner import JobRunner
@@ -150,6 +151,7 @@ class JobAttempt(AttemptRuns):
         self._folders = tuple(folder for vertex in graph.vertices for folder in operator_folders(vertex.spec))
         """URLs of the folders that the sources read and the sinks write."""
         check_job(self._location, self._folders)
+        check_own_rows(graph, config.job_id)
         self._program = graph = bind_blocking_edges(graph.split(), self._location.child(EXCHANGE_FOLDER))
         self.graph = graph if parallelism is None else graph.with_parallelism(parallelism)
         self.committed_on_recovery = 0

@@ -1,0 +1,89 @@
+"""A job does not read the rows that it writes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dagster_flinkpy.common import Configuration, Types, WatermarkStrategy
+from dagster_flinkpy.connectors import CsvSink, DeltaSink, ParquetSink, ParquetSource
+from dagster_flinkpy.datastream import StreamExecutionEnvironment
+from dagster_flinkpy.datastream.connectors import FileSource
+from dagster_flinkpy.datastream.formats.csv import CsvReaderFormat
+from dagster_flinkpy.datastream.program.job_graph import JobGraph
+from dagster_flinkpy.errors import ConfigurationError
+from dagster_flinkpy.runtime.master.own_rows import check_own_rows
+from dagster_flinkpy.storage import StorageLocation
+
+ROW = Types.ROW_NAMED(["id"], [Types.LONG()])
+
+
+def graph(source: Any, sink: Any) -> JobGraph:
+    env = StreamExecutionEnvironment.get_execution_environment()
+    rows = env.from_source(source, WatermarkStrategy.no_watermarks(), "rows").uid("rows")
+    rows.sink_to(sink).uid("table")
+    return env.get_job_graph()
+
+
+def text(path: Any) -> FileSource:
+    return FileSource.for_record_stream_format(CsvReaderFormat.for_row_type(ROW), path).build()
+
+
+def at(url: str, endpoint: str) -> StorageLocation:
+    return StorageLocation(url, endpoint_url=endpoint)
+
+
+def parquet(location: Any, **options: Any) -> ParquetSource:
+    return ParquetSource(location, row_type=ROW, **options)
+
+
+@pytest.mark.parametrize(
+    ("source", "sink"),
+    [
+        (parquet("data"), ParquetSink("data")),
+        (parquet("data"), ParquetSink("data/clean")),
+        (parquet("data"), DeltaSink("data/table")),
+        (parquet("data", pattern="clean/*.parquet"), ParquetSink("data/clean")),
+        (text("data"), CsvSink("data/clean")),
+        (text(at("s3://b/data", "http://one")), CsvSink(at("s3://b/data/clean", "http://one"))),
+    ],
+)
+def test_a_sink_that_writes_where_a_source_reads_is_refused(source: Any, sink: Any) -> None:
+    with pytest.raises(ConfigurationError, match=r"sink 'table' writes into .*data.*, where source 'rows' finds its"):
+        check_own_rows(graph(source, sink), "job")
+
+
+@pytest.mark.parametrize(
+    ("source", "sink"),
+    [
+        (parquet("data"), ParquetSink("data-clean")),
+        (parquet("data/in"), ParquetSink("data")),
+        (parquet("data"), ParquetSink("data/_clean")),
+        (parquet("data"), CsvSink("data")),
+        (parquet("data", pattern="in/*.parquet"), ParquetSink("data/clean")),
+        (parquet("data", until="2026.parquet"), ParquetSink("data")),
+        (text(at("s3://b/data", "http://one")), CsvSink(at("s3://b/data", "http://other"))),
+        (text("data/one.csv"), CsvSink("data")),
+    ],
+)
+def test_another_place_is_not(source: Any, sink: Any) -> None:
+    check_own_rows(graph(source, sink), "job")
+
+
+def test_a_link_to_the_input_is_no_other_place(tmp_path: Path) -> None:
+    (tmp_path / "data").mkdir()
+    (tmp_path / "link").symlink_to(tmp_path / "data")
+    with pytest.raises(ConfigurationError, match="read its own rows as new ones"):
+        check_own_rows(graph(parquet(str(tmp_path / "data")), ParquetSink(str(tmp_path / "link/clean"))), "job")
+
+
+def test_such_a_program_does_not_run(tmp_path: Path) -> None:
+    (tmp_path / "rows.csv").write_text("id\n1\n")
+    env = StreamExecutionEnvironment.get_execution_environment(Configuration().set_boolean("execution.local", True))
+    rows = env.from_source(text(str(tmp_path)), WatermarkStrategy.no_watermarks(), "rows").uid("rows")
+    rows.sink_to(CsvSink(str(tmp_path / "clean"))).uid("table")
+    with pytest.raises(ConfigurationError, match="read its own rows as new ones"):
+        env.execute("job")
+    assert [file.name for file in tmp_path.rglob("*.csv")] == ["rows.csv"]
