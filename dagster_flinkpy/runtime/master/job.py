@@ -8,6 +8,7 @@ The master drives what runs (:mod:`~dagster_flinkpy.runtime.master.job_master`).
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
@@ -252,6 +253,9 @@ class JobAttempt(AttemptRuns):
         self.committed_on_recovery = committed or self.committed_on_recovery
         load = partial(self._restore.load, self._location, self.graph, self._store, self._attempt)
         self.restored = committers.check_to_replace(self._watchdog.run("loading the state to restore", load))
+        if self.restored is not None and self._restore.path is None:
+            for text in committers.moved(self.restored):
+                self._on_log(LogEntry("", 0, self.restored.checkpoint_id, logging.WARNING, __name__, text))
         self.stopped = self.restored is not None and self.restored.stopped and self._restore.path is None
         self.finished = self.restored is not None and (self.restored.end_of_input or self.stopped)
         self._hooks.restore(self.restored, allow_non_restored_state=self._restore.allow_non_restored_state)

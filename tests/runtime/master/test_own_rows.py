@@ -1,7 +1,8 @@
-"""A job does not read the rows that it writes."""
+"""A job does not read the rows that it writes, and says so if it writes them elsewhere than before."""
 
 from __future__ import annotations
 
+import logging
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,9 @@ from dagster_flinkpy.datastream.formats.csv import CsvReaderFormat
 from dagster_flinkpy.datastream.program.job_graph import JobGraph
 from dagster_flinkpy.errors import ConfigurationError
 from dagster_flinkpy.runtime.master.own_rows import check_own_rows
+from dagster_flinkpy.runtime.user_logs import LogEntry
 from dagster_flinkpy.storage import StorageLocation
+from tests.runtime.harness import HarnessAttempt
 
 ROW = Types.ROW_NAMED(["id"], [Types.LONG()])
 
@@ -87,3 +90,22 @@ def test_such_a_program_does_not_run(tmp_path: Path) -> None:
     with pytest.raises(ConfigurationError, match="read its own rows as new ones"):
         env.execute("job")
     assert [file.name for file in tmp_path.rglob("*.csv")] == ["rows.csv"]
+
+
+def test_a_sink_that_writes_elsewhere_than_before_is_told_of(tmp_path: Path) -> None:
+    (tmp_path / "rows").mkdir()
+
+    def run(table: str) -> list[str]:
+        told: list[LogEntry] = []
+        program = graph(parquet(str(tmp_path / "rows"), bounded=False), ParquetSink(str(tmp_path / table)))
+        with HarnessAttempt(program, tmp_path / "checkpoints", on_log=told.append) as attempt:
+            attempt.run_epoch()
+        return [entry.text for entry in told if entry.level == logging.WARNING]
+
+    assert run("prod") == []
+    (text,) = run("dev")
+    assert (
+        f"Sink 'table' wrote to file://{tmp_path}/prod up to checkpoint 1, and writes to file://{tmp_path}/dev" in text
+    )
+    assert "share these checkpoints" in text
+    assert run("dev") == []

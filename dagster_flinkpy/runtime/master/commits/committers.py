@@ -152,6 +152,21 @@ class Committers:
                     "with allow_non_restored_state"
                 )
 
+    def moved(self, metadata: CheckpointMetadata) -> list[str]:
+        """Returns what to say of sinks that write elsewhere than up to a checkpoint of the job."""
+        said: list[str] = []
+        for uid, target in self._targets.items():
+            stored = metadata.operator(uid)
+            before = stored.program.writes_to if stored is not None and stored.program is not None else ""
+            if before and target and _place(before) != _place(target):
+                said.append(
+                    f"Sink {uid!r} wrote to {before} up to checkpoint {metadata.checkpoint_id}, and writes to {target} "
+                    "from now on. If another deployment, such as a test, still writes there, both share these "
+                    "checkpoints, and each misses the input that the other one reads: give each its own folder of "
+                    "checkpoints."
+                )
+        return said
+
     def commit(self, metadata: CheckpointMetadata) -> int:
         """Commits a completed checkpoint.
 
@@ -272,6 +287,11 @@ class Committers:
         """Runs a step of a committer, which may be a user's."""
         with raised_on_driver(f"the committer of sink {uid!r}", SinkCommitError):
             return self._watchdog.run(what, step, *args, **kwargs)
+
+
+def _place(url: str) -> str:
+    """Returns what tells a target from others. A server may have another address."""
+    return url.rstrip("/") if url.startswith(("s3://", "file://")) else urlsplit(url).path
 
 
 def _requests(metadata: CheckpointMetadata, uid: str) -> list[CommitRequest]:
