@@ -11,6 +11,7 @@ from dagster_flinkpy.checkpoint.metadata import CheckpointMetadata
 from dagster_flinkpy.checkpoint.operator_program import OperatorProgram, describe_setting_change, operator_program
 from dagster_flinkpy.checkpoint.operator_states import OperatorState
 from dagster_flinkpy.checkpoint.restore import is_lost, restore_targets
+from dagster_flinkpy.common.clock import datetime_of_millis
 from dagster_flinkpy.datastream.checkpointing.state_recovery import NonRestoredState, may_stay_behind
 from dagster_flinkpy.datastream.operator_specs import WindowSpec
 from dagster_flinkpy.datastream.program.job_graph import JobGraph, JobVertex
@@ -122,6 +123,8 @@ class Evolution:
     """The program's operators in their order, then removed operators. Operators without state and uid are left out."""
     not_needed: tuple[str, ...] = ()
     """The names in ``allow_non_restored_state`` for which there is no state to leave behind."""
+    event_time: tuple[str, ...] = ()
+    """How far event time is, for each operator whose watermark strategy has changed."""
 
     @property
     def changes(self) -> tuple[OperatorEvolution, ...]:
@@ -145,8 +148,8 @@ class Evolution:
 
     @property
     def remarks(self) -> list[str]:
-        """Remarks besides the changes: which operators cannot be compared, and which permissions are not needed."""
-        lines = []
+        """Remarks besides the changes: on event time, operators that cannot be compared, and permissions not needed."""
+        lines = list(self.event_time)
         unknown = [o.uid for o in self.operators if o.change is Change.UNKNOWN]
         if unknown:
             uids = ", ".join(map(repr, unknown[:5])) + (f" and {len(unknown) - 5} more" if len(unknown) > 5 else "")
@@ -198,7 +201,25 @@ def evolution_since(
     names = () if isinstance(allow_non_restored_state, bool) else sorted(allow_non_restored_state)
     not_needed = tuple(uid for uid in names if uid not in dropped and uid not in metadata.master_states)
     since = f"{metadata.kind.value} {metadata.checkpoint_id} of job {metadata.job_id!r}"
-    return Evolution(since, tuple(found), not_needed)
+    event_time = tuple(line for each in found if each.uid in stored and (line := _event_time(each, stored[each.uid])))
+    return Evolution(since, tuple(found), not_needed, event_time)
+
+
+def _event_time(found: OperatorEvolution, before: OperatorState) -> str | None:
+    """Returns how far event time is if the watermark strategy has changed: it goes on from there, unlike in Flink."""
+    if not any(change.startswith("watermark strategy") for change in found.details):
+        return None
+    watermark = max((s.watermark for s in before.subtasks if s.watermark is not None), default=None)
+    if watermark is None:
+        return None
+    try:
+        at = f"{datetime_of_millis(watermark):%Y-%m-%d %H:%M:%S} UTC"
+    except OverflowError:
+        at = f"{watermark} ms"
+    return (
+        f"event time of {found.uid!r} goes on from {at}, under the new watermark strategy, too: records before that "
+        "are late, and windows drop them. If times have another unit or field now, begin anew with start_empty"
+    )
 
 
 def refuse_other_windows(before: OperatorState | None, vertex: JobVertex) -> None:

@@ -10,10 +10,12 @@ import pytest
 from dagster_flinkpy.checkpoint.evolution import Change, Evolution, StateOutcome, evolution_since
 from dagster_flinkpy.checkpoint.metadata import CheckpointMetadata
 from dagster_flinkpy.checkpoint.operator_program import operator_program
-from dagster_flinkpy.checkpoint.operator_states import OperatorState
+from dagster_flinkpy.checkpoint.operator_states import OperatorState, SubtaskState
 from dagster_flinkpy.common import Time
 from dagster_flinkpy.common.typeinfo import Types
+from dagster_flinkpy.common.watermark_strategy import WatermarkStrategy
 from dagster_flinkpy.datastream import KeyedMultipleInputProcessFunction, ReduceFunction, StreamExecutionEnvironment
+from dagster_flinkpy.datastream.connectors.collection import CollectionSource
 from dagster_flinkpy.datastream.program.job_graph import JobGraph
 from dagster_flinkpy.datastream.window_assigners import TumblingEventTimeWindows
 from dagster_flinkpy.errors import ConfigurationError
@@ -146,6 +148,32 @@ def test_the_changed_key_of_one_of_several_inputs_is_told(keys: tuple[Any, ...],
     before = taken_by(joined(first, second, first))
     assert evolution_since(before, joined(first, second, first)).lines == []
     assert told in evolution_since(before, joined(*keys)).lines[1]
+
+
+def test_event_time_that_goes_on_under_a_changed_strategy_is_told() -> None:
+    """Records before it are late, and nothing else says why windows drop them."""
+
+    def read(field: str) -> JobGraph:
+        env = StreamExecutionEnvironment.get_execution_environment()
+        strategy = WatermarkStrategy.for_monotonous_timestamps().with_timestamp_assigner(field)
+        kind = Types.ROW_NAMED(["seconds", "millis"], [Types.LONG(), Types.LONG()])
+        env.from_source(CollectionSource([], kind), strategy, "times").uid("times")
+        return env.get_job_graph()
+
+    def taken(watermark: int | None) -> CheckpointMetadata:
+        program = operator_program(read("millis"), "times")
+        subtasks = (SubtaskState(0, watermark=watermark),)
+        return metadata(7, OperatorState("times", "times", 1, 8, subtasks, {}, program=program))
+
+    def said(watermark: int | None, field: str) -> list[str]:
+        return [line for line in evolution_since(taken(watermark), read(field)).remarks if "goes on from" in line]
+
+    (line,) = said(1_700_000_000_000, "seconds")
+    assert line.startswith(
+        "event time of 'times' goes on from 2023-11-14 22:13:20 UTC, under the new watermark strategy"
+    )
+    assert "goes on from 1700000000000000000 ms" in said(1_700_000_000_000_000_000, "seconds")[0]
+    assert said(1_700_000_000_000, "millis") == said(None, "seconds") == []
 
 
 def test_a_dropped_uid_is_told_and_what_takes_its_place_starts_empty() -> None:
