@@ -14,12 +14,21 @@ from dagster_flinkpy.connectors.commit.staged_rows import RowFile, digest_of
 from dagster_flinkpy.datastream.connectors.base import CommitRequest, Committer, CommitterInitContext
 from dagster_flinkpy.errors import CommitRefusedError, ConfigurationError, StorageError
 
-__all__ = ["BY_KEY", "BY_PARTITION", "CheckpointCommitter", "StagedCheckpoint"]
+__all__ = ["BY_KEY", "BY_PARTITION", "CheckpointCommitter", "StagedCheckpoint", "other_writer"]
 
 BY_KEY = "With a key, it has changed rows in place, whose former values are gone"
 """Why a sink does not replace the rows of epochs if it replaces rows with the same key."""
 BY_PARTITION = "It replaces the rows of partitions: run these again"
 """The same if it replaces those of partitions."""
+
+
+def other_writer(what: str, partition: str | None, job_id: str, uid: str) -> ConfigurationError:
+    """Returns the error of a partition whose rows, which are to be replaced, another job has written."""
+    return ConfigurationError(
+        f"partition {partition!r} of {what} has rows of sink {uid!r} of job {job_id!r}, and a sink with a "
+        "partition_column replaces all rows of a partition, so these would be lost. Give each job a table of its own. "
+        "If that job is no more, delete its rows of the partition"
+    )
 
 
 @dataclass(frozen=True)

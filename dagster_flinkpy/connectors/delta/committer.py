@@ -150,6 +150,8 @@ class DeltaPartitionCommitter(DeltaCommitter, PartitionReplacement[DeltaTable]):
     ) -> None:
         now, filled = current_millis(), self._sink.filled
         assert filled is not None
+        for partition in partitions:
+            self._check_own(partition, self._paths_of(table, partition))
         transactions = {self._app_of(each): checkpoint_id for each in (None, *partitions)}
         transactions |= {f"{self._app_of(each)}{_TIME}": now for each in partitions}
         transactions |= self._grown(table, len(files), checkpoint_id)
@@ -172,13 +174,18 @@ class DeltaPartitionCommitter(DeltaCommitter, PartitionReplacement[DeltaTable]):
         return latest if latest == checkpoint_id or committed_ms is None or committed_ms >= since_ms else None
 
     def _empty(self, table: DeltaTable, partition: str | None, checkpoint_id: int) -> int:
-        assert self._sink.filled is not None
-        replaced = self._sink.filled.replaced(partition).items()
-        files = pa.table(table.get_add_actions(flatten=True)).to_pylist()
-        there = sum(all(file[f"partition.{name}"] == value for name, value in replaced) for file in files)
+        there = len(self._paths_of(table, partition))
         if there:
             self._replace(table, [], checkpoint_id, [partition], {})
         return there
+
+    def _paths_of(self, table: DeltaTable, partition: str | None) -> list[str]:
+        """Returns the files that are replaced with a partition."""
+        assert self._sink.filled is not None
+        replaced = self._sink.filled.replaced(partition).items()
+        files = pa.table(table.get_add_actions(flatten=True)).to_pylist()
+        these = [each for each in files if all(each[f"partition.{name}"] == value for name, value in replaced)]
+        return [unquote(each["path"]) for each in these]
 
 
 class DeltaUpsertCommitter(DeltaCommitter):

@@ -196,6 +196,7 @@ class IcebergPartitionCommitter(IcebergCommitter, PartitionReplacement[Table]):
                         f"cannot replace {replaced} in {self._what}: {task.file.file_path} was written when the table "
                         "was partitioned otherwise, and may have other rows. Rewrite the table."
                     )
+                self._check_own(partition, [task.file.file_path])
                 found[task.file.file_path] = task.file
         return list(found.values())
 

@@ -8,7 +8,7 @@ again by itself, because it would not look again.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from typing import Any, ClassVar, Generic, TypeVar
@@ -22,6 +22,7 @@ from dagster_flinkpy.connectors.commit.checkpoint_committer import (
     BY_PARTITION,
     CheckpointCommitter,
     StagedCheckpoint,
+    other_writer,
 )
 from dagster_flinkpy.connectors.commit.staged_files import FileNames, StagedFileCommitter, written_by
 from dagster_flinkpy.connectors.commit.staged_rows import RowFile, StagedRows
@@ -286,6 +287,15 @@ class PartitionReplacement(LakeCommitter[TableT]):
     @abstractmethod
     def _empty(self, table: TableT, partition: str | None, checkpoint_id: int) -> int:
         """Writes a version without the rows of a partition, if there are any. Returns how many files had them."""
+
+    def _check_own(self, partition: str | None, paths: Iterable[str]) -> None:
+        """Checks that files of a partition, which are replaced, are not those of another job that also writes it."""
+        if self._owned or self._is_branch:  # others have another owner; a branch begins with rows of others
+            return
+        line = {self._context.job_id, *(job_id for job_id, _ in self._context.ancestors)}
+        for writer in filter(None, map(written_by, paths)):
+            if writer[0] not in line:
+                raise other_writer(self._what, partition, *writer[:2])
 
     def _check_newest(self, table: TableT, checkpoint: StagedCheckpoint) -> None:
         since_ms = 0 if self._owned else checkpoint.staged_ms

@@ -16,6 +16,7 @@ from dagster_flinkpy.connectors.commit.checkpoint_committer import (
     BY_PARTITION,
     CheckpointCommitter,
     StagedCheckpoint,
+    other_writer,
 )
 from dagster_flinkpy.connectors.commit.staged_files import FileNames, Staged
 from dagster_flinkpy.connectors.commit.staged_rows import RowFile, StagedContent, StagedRows, digest_of
@@ -279,6 +280,8 @@ class PostgresPartitionCommitter(LedgerCommitter):
         assert self._sink.filled is not None
         replaced = self._sink.filled.replaced(partition)
         conditions = sql.SQL(" AND ").join(sql.SQL("{} = %s").format(sql.Identifier(name)) for name in replaced)
+        if not self._owned:
+            self._check_own(connection, partition, conditions, list(replaced.values()))
         statement = sql.SQL("DELETE FROM {} WHERE {}").format(self._session.target, conditions)
         deleted = connection.execute(statement, list(replaced.values())).rowcount
         left = sql.SQL("SELECT EXISTS (SELECT FROM {} WHERE {})").format(self._session.target, conditions)
@@ -288,6 +291,18 @@ class PostgresPartitionCommitter(LedgerCommitter):
                 "a rule does not let them be deleted. Drop it"
             )
         return deleted
+
+    def _check_own(
+        self, connection: psycopg.Connection[Any], partition: str | None, conditions: sql.Composed, values: list[str]
+    ) -> None:
+        """Checks that rows of a partition are not those of another job: the entry of these has their transaction."""
+        line = [self._context.job_id, *(job_id for job_id, _ in self._context.ancestors)]
+        statement = sql.SQL(
+            "SELECT l.job, l.uid FROM {} l WHERE l.partition = %s AND l.job <> ALL(%s) AND EXISTS "
+            "(SELECT FROM {} t WHERE t.xmin = l.xmin AND {}) LIMIT 1"
+        ).format(self._session.ledger, self._session.target, conditions)
+        if (found := connection.execute(statement, [partition, line, *values]).fetchone()) is not None:
+            raise other_writer(self._what, partition, *found)
 
     def replace_partition(self, partition: str | None, checkpoint_id: int) -> int:
         """Deletes the rows of a partition that was run again without any rows. Otherwise the commit replaced them."""

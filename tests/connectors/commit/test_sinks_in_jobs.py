@@ -124,6 +124,36 @@ def test_a_partition_that_runs_again_replaces_its_rows(
     assert len(rows()) == 4
 
 
+def test_a_partition_with_rows_of_another_job_is_refused_until_these_are_deleted(
+    target: Target, tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
+    make, rows = target
+    env = environment(1)
+    stream = env.from_source(Numbers(), WatermarkStrategy.no_watermarks(), "numbers").uid("numbers")
+    stream.sink_to(make(partition_column="day")).uid("sink")
+    day = TimePartition(f"{FIRST:%Y-%m-%d}", FIRST, FIRST + timedelta(days=1), 0)
+
+    def run(job_id: str) -> None:
+        with HarnessAttempt(env.get_job_graph(), tmp_path, job_id=job_id) as attempt:
+            attempt.run_epoch(partition=day)
+
+    run("one")
+    for _ in range(2):
+        with pytest.raises(CommitRefusedError, match=r"partition '2024-03-01' .* rows of sink 'sink' of job 'one'"):
+            run("other")
+    assert rows() == [(1, "2024-03-01"), (2, "2024-03-01")]
+    if request.node.callspec.params["target"] == "delta":
+        DeltaTable(str(tmp_path / "table")).delete()
+    elif request.node.callspec.params["target"] == "iceberg":
+        catalog = {"type": "sql", "uri": f"sqlite:///{tmp_path}/catalog.db"}
+        load_catalog("default", **catalog).load_table("db.t").delete()
+    else:
+        request.getfixturevalue("database").sql("DELETE FROM {}.t")
+    run("other")
+    run("other")
+    assert rows() == [(1, "2024-03-01"), (2, "2024-03-01")]
+
+
 def test_two_sinks_that_would_replace_rows_of_each_other_are_refused(target: Target, tmp_path: Path) -> None:
     make, rows = target
     env = environment(2)
