@@ -47,6 +47,7 @@ __all__ = [
     "StagedUpload",
     "file_name",
     "partition_folder",
+    "partition_of",
     "partition_text",
     "partition_values",
     "signal_failure",
@@ -59,6 +60,7 @@ PART_BYTES = 8 << 20
 """Size of the parts of an upload, in bytes. S3 requires at least 5 MiB in every part but the last."""
 
 _COMMIT_THREADS = 8
+_PARTITION = re.compile(r"(?:.*?/)?partition=[^/]*(?=/)")
 _NULL_FOLDER = "__HIVE_DEFAULT_PARTITION__"
 """What Hive and Spark write for a null in the name of a folder."""
 
@@ -440,6 +442,12 @@ def _former_name_start(job_id: str, uid: str) -> str | None:
 def partition_folder(partition: str | None) -> str:
     """Returns the folder of a Dagster partition's files, or an empty string if the run has no partition."""
     return "" if partition is None else f"partition={quote(partition, safe='')}/"
+
+
+def partition_of(key: str) -> str | None:
+    """Returns the folder of a Dagster partition that a file is in, or None. A sink has one checkpoint there."""
+    found = _PARTITION.match(key)
+    return None if found is None else found[0]
 
 
 def value_folder(name: str, value: str | None, *, empty_is_null: bool = True) -> str:

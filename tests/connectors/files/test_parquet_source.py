@@ -16,9 +16,11 @@ from dagster_flinkpy.common.typeinfo import Types
 from dagster_flinkpy.common.watermark_strategy import WatermarkStrategy
 from dagster_flinkpy.connectors import ParquetSource
 from dagster_flinkpy.connectors.columns.arrow_types import row_type_of
+from dagster_flinkpy.connectors.commit.staged_files import file_name, partition_folder
 from dagster_flinkpy.connectors.files import parquet_source
 from dagster_flinkpy.connectors.files.parquet_source import row_group_ranges
 from dagster_flinkpy.datastream import StreamExecutionEnvironment
+from dagster_flinkpy.datastream.connectors.base import WriterInitContext
 from dagster_flinkpy.errors import ConfigurationError, SourceReadError
 from dagster_flinkpy.testing import run_local
 from tests.examples import examples
@@ -244,6 +246,28 @@ def test_a_late_file_is_refused_though_another_one_was_deleted(tmp_path):
         enumerator.plan_epoch(1)
     (tmp_path / "3.parquet").rename(tmp_path / "7.parquet")
     assert names(enumerator.plan_epoch(1)) == [["6.parquet", "7.parquet"]]
+
+
+def test_a_partition_that_its_job_has_run_again_is_refused(tmp_path):
+    def sink_file(day, checkpoint, job="a.b", sub=""):
+        context = WriterInitContext(job, "t", 0, 1, checkpoint, "x")
+        write(tmp_path / partition_folder(day) / sub, f"{file_name(context)}.parquet", [checkpoint])
+        return f"{partition_folder(day)}{sub}{file_name(context)}.parquet"
+
+    source = ParquetSource(str(tmp_path), bounded=False)
+    sink_file("2024-03-01", 1)
+    first = sink_file("2024-03-02", 2, sub="s=x/")
+    enumerator = source.create_enumerator(None)
+    read_all(enumerator, enumerator.plan_epoch(1))
+    enumerator = restored(source, enumerator)
+    again = sink_file("2024-03-02", 4, sub="s=x/")
+    for _ in range(2):  # for a moment both are there
+        with pytest.raises(SourceReadError, match=r"partition=2024-03-02 in .* job 'a\.b' has run it again since"):
+            enumerator.plan_epoch(1)
+        (tmp_path / first).unlink(missing_ok=True)
+    (tmp_path / again).unlink()
+    others = [sink_file("2024-03-02", 9, job="b", sub="s=x/"), sink_file("2024-03-03", 5)]
+    assert names(enumerator.plan_epoch(1)) == [others]
 
 
 def test_a_file_that_changed_after_it_was_read_is_refused(tmp_path):
