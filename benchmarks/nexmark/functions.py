@@ -360,7 +360,7 @@ class LastBids(KeyedBatchFunction):
         distinct, time = keys.take(last), batch["date_time"].take(last)
         before = state.lookup(self._last, distinct)
         newer = pc.fill_null(pc.greater_equal(time, before), True)
-        state.update(self._last, distinct.filter(newer), time.filter(newer))
+        state.update(self._last, distinct, pc.max_element_wise(time, before))
         return pa.table(batch.take(last.filter(newer)))
 
 
