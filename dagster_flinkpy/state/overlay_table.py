@@ -179,7 +179,9 @@ class OverlayTable(ABC):
         """Marks all changes as written."""
 
     def _find(self, keys: KeySeats) -> Found:
-        """Finds the stored rows of some keys."""
+        """Finds the stored rows of some keys, which are new in the overlay."""
+        if self.keys.has_all and not self._handles:
+            return Found([], np.zeros(0, dtype=np.int64))  # it has begun without state, and has whatever was stored
         return self.runs.find(pa.table([pa.array(keys.sort_keys), keys.column], names=["sort_key", "key"]))
 
     def _rows(self, seats: Indices, columns: dict[str, pa.Array[Any]], deleted: Any) -> pa.Table | None:

@@ -29,6 +29,7 @@ from dagster_flinkpy.key_groups import KeyGroupRange
 from dagster_flinkpy.key_hashes import java_hash_codes
 from dagster_flinkpy.state.backend import ColumnarKeyedStateBackend
 from dagster_flinkpy.state.files.cache import RunCache
+from dagster_flinkpy.state.files.runs import Runs
 from dagster_flinkpy.state.handles import KeyedSnapshot
 from dagster_flinkpy.state.reader import read_table
 from dagster_flinkpy.storage.local import LocalObjectStore
@@ -95,6 +96,24 @@ def test_the_overlay_stays_after_a_snapshot(make_backend: MakeBackend) -> None:
     assert value.value() == 1
     value.update(2)
     assert read(make_backend(backend.snapshot(), key_type=LONG), [1]) == [2]
+
+
+def test_new_keys_are_not_looked_up_while_the_overlay_has_all_of_the_state(
+    make_backend: MakeBackend, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looked_up = []
+    find = Runs.find
+    monkeypatch.setattr(Runs, "find", lambda runs, identity: looked_up.append(len(identity)) or find(runs, identity))
+    backend = make_backend(key_type=LONG)
+    write(backend, {1: 10})
+    write(backend, {2: 20})
+    assert read(backend, [1, 2, 3]) == [10, 20, None]
+    assert looked_up == []
+    backend.flush()
+    assert read(backend, [1, 3]) == [10, None]
+    assert looked_up == [1, 1], "the overlay was emptied"
+    assert read(make_backend(backend.snapshot(), key_type=LONG), [2, 3]) == [20, None]
+    assert looked_up == [1, 1, 1, 1], "restored state is not in the overlay"
 
 
 def test_the_overlay_is_written_out_when_it_is_full(make_backend: MakeBackend) -> None:
