@@ -38,13 +38,17 @@ from dagster_flinkpy.runtime.shuffle.wire import (
     joined,
 )
 
-__all__ = ["BUFFER_SIZE", "NETWORK_MEMORY", "BufferPool", "RecordWriter"]
+__all__ = ["BUFFER_ROWS", "BUFFER_SIZE", "NETWORK_MEMORY", "BufferPool", "RecordWriter"]
 
 K = TypeVar("K")
 P = ParamSpec("P")
 
 BUFFER_SIZE = 1 << 20
 """The size at which a buffer is sent, in bytes."""
+
+BUFFER_ROWS = 16_384
+"""A batch of large records is cut into buffers of so many, of up to four times the size. Receivers process that many at
+once: they would join smaller buffers, which is another copy."""
 
 NETWORK_MEMORY = 32 << 20
 """The maximum size of all records that a task holds back to fill buffers, in bytes."""
@@ -260,8 +264,9 @@ class RecordWriter:
             self._send(lane, records, size if len(parts) == 1 else records.nbytes)
 
     def _send(self, lane: int, records: pa.RecordBatch, size: int) -> None:
-        """Sends buffers of about 1 MiB; a larger record gets its own buffer."""
-        rows = max(records.num_rows * BUFFER_SIZE // max(size, 1), 1)
+        """Sends buffers of about 1 MiB, those of large records of up to 4 MiB; a larger record gets its own buffer."""
+        rows = records.num_rows * BUFFER_SIZE // max(size, 1)
+        rows = max(rows, min(4 * rows, BUFFER_ROWS), 1)
         # Records of a batch have similar sizes. Up to half a buffer too much is not split.
         rows = records.num_rows if records.num_rows * 2 <= rows * 3 else rows
         for start in range(0, records.num_rows, rows):

@@ -30,7 +30,7 @@ from dagster_flinkpy.runtime.operators.operator_state_handler import OperatorSta
 from dagster_flinkpy.runtime.operators.stream_operator import StreamOperator
 from dagster_flinkpy.runtime.shuffle.batch import StreamBatch
 from dagster_flinkpy.runtime.shuffle.channel_selectors import upstream_subtasks
-from dagster_flinkpy.runtime.shuffle.record_writer import BUFFER_SIZE
+from dagster_flinkpy.runtime.shuffle.record_writer import BUFFER_ROWS, BUFFER_SIZE
 from dagster_flinkpy.runtime.shuffle.wire import Kind, decode_buffers, decode_event, encode_element, read_buffer
 from dagster_flinkpy.runtime.task.acknowledgement import Acknowledgement
 from dagster_flinkpy.runtime.task.barrier_handlers import (
@@ -60,7 +60,7 @@ from dagster_flinkpy.runtime.task.watermark_valve import BEFORE, WatermarkValve
 
 __all__ = ["Cancelled", "OperatorTask"]
 
-_JOINED_SIZE, _JOINED_ROWS = 4 * BUFFER_SIZE, 16_384
+_JOINED_SIZE, _JOINED_ROWS = 4 * BUFFER_SIZE, BUFFER_ROWS
 """Buffers of fewer bytes and records are processed together: each batch has a cost, and barriers wait for its end."""
 
 Channel = tuple[int, int]

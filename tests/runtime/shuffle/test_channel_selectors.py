@@ -12,7 +12,7 @@ from dagster_flinkpy.datastream.program.job_graph import JobEdge, PartitionerKin
 from dagster_flinkpy.errors import ConfigurationError, UserFunctionError
 from dagster_flinkpy.runtime.shuffle.batch import StreamBatch
 from dagster_flinkpy.runtime.shuffle.channel_selectors import downstream_subtasks, upstream_subtasks
-from dagster_flinkpy.runtime.shuffle.record_writer import BUFFER_SIZE, BufferPool, RecordWriter
+from dagster_flinkpy.runtime.shuffle.record_writer import BUFFER_ROWS, BUFFER_SIZE, BufferPool, RecordWriter
 from dagster_flinkpy.runtime.shuffle.wire import (
     SEQ_BITS,
     Kind,
@@ -121,12 +121,26 @@ def test_a_broadcast_is_encoded_once(monkeypatch: pytest.MonkeyPatch) -> None:
 # --- buffers ----------------------------------------------------------------------------------------------------------
 
 
-def test_a_batch_of_many_megabytes_is_cut_into_buffers() -> None:
+@pytest.mark.parametrize(
+    ("record", "records", "least", "most"),
+    [
+        (10, 200_000, BUFFER_SIZE * 0.7, BUFFER_SIZE * 1.6),
+        (1000, 20_000, BUFFER_SIZE * 2.8, BUFFER_SIZE * 6.1),
+    ],
+)
+def test_a_batch_of_many_megabytes_is_cut_into_buffers(record: int, records: int, least: float, most: float) -> None:
     shuffle = Shuffle(PartitionerKind.GLOBAL)
-    shuffle.writer.emit(batch_of([b"x" * 1000] * 10_000))
-    sizes = [len(row.payload) for row in shuffle.rows()]
-    assert len(sizes) >= 8
-    assert max(sizes) < BUFFER_SIZE * 1.6
+    shuffle.writer.emit(batch_of([b"x" * record] * records))
+    *sizes, last = [len(row.payload) for row in shuffle.rows()]
+    assert len(sizes) >= 2
+    assert all(least < size < most for size in sizes)
+    assert last < most
+
+
+def test_large_records_are_sent_as_many_as_are_processed_at_once() -> None:
+    shuffle = Shuffle(PartitionerKind.GLOBAL)
+    shuffle.writer.emit(batch_of([b"x" * 150] * 4 * BUFFER_ROWS))
+    assert [len(decode_buffer(row.payload, PICKLED)) for row in shuffle.rows()] == [BUFFER_ROWS] * 4
 
 
 def test_a_record_larger_than_a_buffer_passes() -> None:
