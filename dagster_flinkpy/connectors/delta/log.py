@@ -60,13 +60,15 @@ class DeltaLog(TableLog):
             if self._store.head(entry_name(version + 1)) is None:
                 latest = self.latest()
                 if latest > version and self._store.head(entry_name(version + 1)) is None:
-                    raise InputChangedError(
-                        f"version {version + 1} of Delta table {self._store.url} was not read, and is no longer in the "
-                        f"log, whose latest is {latest}: it was cleaned up. Raise delta.logRetentionDuration, and "
-                        "start from empty state to read the table as it is now"
-                    )
+                    raise self._cleaned_up(version + 1)
                 return None if latest <= version else version + 1
             return version + 1
+
+    def _cleaned_up(self, version: int) -> InputChangedError:
+        return InputChangedError(
+            f"version {version} of Delta table {self._store.url} was not read, and is no longer in the log: it was "
+            "cleaned up. Raise delta.logRetentionDuration, and start from empty state to read the table as it is now"
+        )
 
     def count_after(self, version: int) -> int:
         return max(self.latest() - version, 0)
@@ -193,6 +195,8 @@ class DeltaLog(TableLog):
             try:
                 return DeltaTable(url, version=version, storage_options=storage_options(self._source.location))
             except TableNotFoundError as error:
+                if version is not None and DeltaTable.is_deltatable(url, storage_options(self._source.location)):
+                    raise self._cleaned_up(version) from error
                 raise InputChangedError(f"Delta table {url} does not exist: put it back, or create it") from error
             except DeltaError:
                 check_log(f"Delta table {url}", self._store)

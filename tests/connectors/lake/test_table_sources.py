@@ -267,6 +267,20 @@ def test_a_history_that_does_not_reach_back_is_an_error(target: Target) -> None:
         enumerator.plan_epoch(1)
 
 
+def test_a_version_that_was_cleaned_up_before_all_of_it_was_read_is_named(tmp_path: Path) -> None:
+    target = Target("delta", tmp_path, str(tmp_path / "t"))
+    target.add(1, 2)
+    source = target.source(max_files_per_epoch=1).continuous()
+    enumerator = source.create_enumerator(None)
+    take(source, enumerator)
+    target.add(3)
+    delta_of(target.sink).create_checkpoint()
+    for version in range(3):
+        (tmp_path / "t" / "_delta_log" / f"{version:020d}.json").unlink()
+    with pytest.raises(InputChangedError, match=r"version 2 .* was not read, and is no longer in the log"):
+        enumerator.plan_epoch(1)
+
+
 def test_rewritten_files_are_not_read_again(tmp_path: Path) -> None:
     target = Target("delta", tmp_path, str(tmp_path / "t"))
     commit_delta(target.sink, stage_delta(target.sink, 1), stage_delta(target.sink, 1, subtask=1))
