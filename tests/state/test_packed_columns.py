@@ -106,3 +106,22 @@ def test_packed_sort_keys_are_found_like_others(
         for sort_key in bounds:
             below = sum(int(own[i]) < sort_key for i in range(start, stop))
             assert each.place(sort_key, start, stop) == start + below
+
+
+@pytest.mark.parametrize("rows", [20_000, 20_015])  # with lines that are full, and with a rest
+@pytest.mark.parametrize("spread", [3, 1 << 20])  # with rows that share a sort key, and without
+def test_the_few_rows_that_are_sought_in_a_large_run_are_found(rows: int, spread: int) -> None:
+    random = np.random.default_rng(rows + spread)
+    own = np.sort(random.integers(1, rows * spread // 8, rows, dtype=np.uint64)) * np.uint64(7)
+    batch = pa.RecordBatch.from_arrays([pa.array(own)], names=["sort_key"])
+    near = own[[0, 1, 15, 16, -17, -16, -15, -2, -1]]
+    for start, stop in ((0, rows), (1, rows - 1), (37, rows - 3)):
+        for each in (batch, pack_rows(batch)):
+            column = SortKeyColumn(each.column("sort_key"))
+            for _ in range(100):
+                some = np.concatenate([random.choice(near, 5), random.choice(own, 15)])
+                some = np.sort(some + random.integers(0, 2, len(some), dtype=np.uint64))
+                wanted, found = column.find(some, start, stop)
+                expected = [np.flatnonzero(own[start:stop] == key).tolist() for key in some]
+                assert [found[wanted == i].tolist() for i in range(len(some))] == expected
+            assert column._marks is not None

@@ -29,6 +29,12 @@ _MASK = (1 << 64) - 1
 _PART = 1 << 14
 _DENSE = 4
 """If at least one row in so many is looked for, sort keys are unpacked before: then few look alike."""
+_LINE = 16
+"""Sort keys of a line. The first ones of all lines fit in the cache of the processor."""
+_SPARSE = 400
+"""If fewer than one row in so many are looked for, their lines are found first. For more, that takes longer."""
+_SELDOM = 1 << 10
+"""Marks are made when one row in so many was looked for: by then, most pages of the file have been read anyway."""
 
 
 @dataclass(frozen=True)
@@ -170,6 +176,8 @@ class SortKeyColumn:
         else:
             self._top = column.to_numpy()
         self._most = int(np.iinfo(self._top.dtype).max)
+        self._sought = 0
+        self._marks: npt.NDArray[Any] | None = None
 
     def __len__(self) -> int:
         return len(self._top)
@@ -207,7 +215,7 @@ class SortKeyColumn:
         distances = sort_keys - np.uint64(self._base)
         places = distances >> np.uint64(shift)
         sought = places.astype(own.dtype)
-        low = np.searchsorted(own, sought)
+        low = np.searchsorted(own, sought) if rest is not self._rest else self._places(sought, start, stop)
         wanted = np.flatnonzero((low < len(own)) & (places == sought))
         wanted = wanted[own[low[wanted]] == sought[wanted]]
         rows = low[wanted]
@@ -223,3 +231,20 @@ class SortKeyColumn:
             return wanted, rows
         same = rest[start:stop][rows] == distances[wanted].astype(rest.dtype)
         return (wanted, rows) if same.all() else (wanted[same], rows[same])
+
+    def _places(self, sought: npt.NDArray[Any], start: int, stop: int) -> Indices:
+        """Returns where tops are, or would be, among those from ``start`` to ``stop``, counted from ``start``."""
+        # lines: as top, 16 rows in a line, without those that fill none. marks: as top, the first of each line. line:
+        # int64, one a top that is sought, the line in or after which it is. late: positions in sought.
+        top, most = self._top, len(self._top) // _LINE * _LINE
+        self._sought += len(sought)
+        if stop - start < _SPARSE * len(sought) or len(top) > _SELDOM * self._sought:
+            return np.searchsorted(top[start:stop], sought)
+        lines = top[:most].reshape(-1, _LINE)
+        if self._marks is None:
+            self._marks = lines[:, 0].copy()
+        line = np.maximum(np.searchsorted(self._marks, sought) - 1, 0)
+        places: Indices = line * _LINE + np.count_nonzero(lines.take(line, axis=0) < sought[:, None], axis=1)
+        late = np.flatnonzero(places == most)
+        places[late] += np.searchsorted(top[most:], sought[late])
+        return np.clip(places, start, stop) - start
