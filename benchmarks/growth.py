@@ -160,7 +160,7 @@ class Epoch:
 
     seconds: float
     cpu_seconds: float
-    """Of all processes."""
+    """Of all processes, without what it took to look at their memory."""
     worker_anonymous: int
     """Peak bytes of the Python worker that needed most, without pages of files and those that it has freed."""
     read: int
@@ -241,12 +241,13 @@ class Growing:
         )
         program = _program(self._form, self._files, parallelism, bounded=False)
         cpu, read = cpu_seconds(), _read_bytes()
-        with _anonymous_memory() as peaks, JobAttempt(program, self._config, owner="benchmark") as attempt:
+        with _anonymous_memory() as seen, JobAttempt(program, self._config, owner="benchmark") as attempt:
             start = time.perf_counter()
             *_, last = attempt.run_epochs()
             seconds = time.perf_counter() - start
         local = sum(path.stat().st_size for path in self.cache.rglob("*.arrow"))
-        return Epoch(seconds, cpu_seconds() - cpu, max(peaks), _read_bytes() - read, last.metadata.state_bytes, local)
+        cpu, read = cpu_seconds() - cpu - seen.cpu_seconds, _read_bytes() - read
+        return Epoch(seconds, cpu, seen.most, read, last.metadata.state_bytes, local)
 
     def close(self) -> None:
         """Deletes all that there is of the job."""
@@ -268,21 +269,30 @@ def _processes() -> list[psutil.Process]:
     return [me, *(each for each in me.children(recursive=True) if _kind(each) != "other")]
 
 
+@dataclass
+class _Seen:
+    most: int = 0
+    """Peak bytes of the Python worker that needed most."""
+    cpu_seconds: float = 0.0
+    """What looking has taken: the system goes through all pages, so it grows with the state."""
+
+
 @contextmanager
-def _anonymous_memory() -> Iterator[list[int]]:
-    """Yields a list that takes the memory of the largest Python worker, as long as the block runs."""
-    peaks, over = [0], threading.Event()
+def _anonymous_memory() -> Iterator[_Seen]:
+    """Looks at the memory of the Python workers as long as the block runs."""
+    seen, over = _Seen(), threading.Event()
 
     def look() -> None:
         while not over.wait(0.05):
             for each in _processes():
-                if _kind(each) == "worker" and _status(each, "RssAnon") > peaks[-1]:
-                    peaks.append(max(peaks[-1], _anonymous(each)))  # takes longer
+                if _kind(each) == "worker" and _status(each, "RssAnon") > seen.most:
+                    seen.most = max(seen.most, _anonymous(each))  # takes longer
+        seen.cpu_seconds = time.thread_time()
 
     watcher = threading.Thread(target=look)
     watcher.start()
     try:
-        yield peaks
+        yield seen
     finally:
         over.set()
         watcher.join()
