@@ -270,6 +270,11 @@ class StagedFileCommitter(Staged, Committer):
     def __init__(self, store: ObjectStore, context: CommitterInitContext, *, prefix: str = "") -> None:
         self._store = store
         self._names = FileNames(context, prefix)
+        self._start = f"{prefix}{_name_start(context.job_id, context.uid)}"
+
+    def has_files(self, checkpoint_id: int) -> bool:
+        """Returns whether there is a file of a checkpoint, outside of folders of partitions."""
+        return next(iter(self._store.list(f"{self._start}{checkpoint_id:010d}.")), None) is not None
 
     def _uploads(self, keep: Sequence[CommitRequest]) -> list[UploadInfo]:
         for request in keep:

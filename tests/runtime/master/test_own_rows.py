@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import logging
+import shutil
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from dagster_flinkpy.common import Configuration, Types, WatermarkStrategy
@@ -14,7 +17,7 @@ from dagster_flinkpy.datastream import StreamExecutionEnvironment
 from dagster_flinkpy.datastream.connectors import FileSource
 from dagster_flinkpy.datastream.formats.csv import CsvReaderFormat
 from dagster_flinkpy.datastream.program.job_graph import JobGraph
-from dagster_flinkpy.errors import ConfigurationError
+from dagster_flinkpy.errors import ConfigurationError, HeadLostError
 from dagster_flinkpy.runtime.master.own_rows import check_own_rows
 from dagster_flinkpy.runtime.user_logs import LogEntry
 from dagster_flinkpy.storage import StorageLocation
@@ -109,3 +112,40 @@ def test_a_sink_that_writes_elsewhere_than_before_is_told_of(tmp_path: Path) -> 
     )
     assert "share these checkpoints" in text
     assert run("dev") == []
+
+
+@pytest.mark.parametrize("sink", [ParquetSink, DeltaSink], ids=["files", "table"])
+def test_a_folder_that_is_older_than_the_rows_is_refused(sink: Any, tmp_path: Path) -> None:
+    (tmp_path / "rows").mkdir()
+
+    def run(job: str, number: int | None = None, **options: Any) -> None:
+        if number is not None:
+            pq.write_table(pa.table({"id": [number]}), tmp_path / "rows" / f"{number}.parquet")
+        program = graph(parquet(str(tmp_path / "rows"), bounded=False), sink(str(tmp_path / "table")))
+        with HarnessAttempt(program, tmp_path / job, **options) as attempt:
+            attempt.run_epoch()
+
+    def ids() -> list[int]:
+        return sorted(pq.read_table([str(each) for each in (tmp_path / "table").rglob("*.parquet")])["id"].to_pylist())
+
+    run("jobs", 1)
+    shutil.copytree(tmp_path / "jobs", tmp_path / "backup")
+    run("jobs", 2)
+    run("jobs", 3)
+    with pytest.raises(HeadLostError, match=r"sink 'table' has committed checkpoint [23] .* only begun those up to 1"):
+        run("backup")
+    assert ids() == [1, 2, 3]
+    run("backup", restore_from="chk-1")
+    run("backup", 4)
+    assert ids() == [1, 2, 2, 3, 3, 4]
+
+
+def test_a_job_begins_anew_in_another_folder_with_greater_ids(tmp_path: Path) -> None:
+    (tmp_path / "rows").mkdir()
+    pq.write_table(pa.table({"id": [1]}), tmp_path / "rows" / "1.parquet")
+    ids = []
+    for job, start_empty in [("one", False), ("one", False), ("other", True), ("other", False)]:
+        program = graph(parquet(str(tmp_path / "rows"), bounded=False), ParquetSink(str(tmp_path / "table")))
+        with HarnessAttempt(program, tmp_path / job, start_empty=start_empty) as attempt:
+            ids.append(attempt.run_epoch().checkpoint_id)
+    assert ids == [1, 2, 2, 3]

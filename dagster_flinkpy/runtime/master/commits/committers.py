@@ -8,6 +8,7 @@ from urllib.parse import urlsplit
 
 from dagster_flinkpy.checkpoint.metadata import CheckpointMetadata
 from dagster_flinkpy.checkpoint.recomputation import REPLACES, TO_REPLACE, Recomputation, ReplacedRows
+from dagster_flinkpy.connectors.commit.staged_files import StagedFileCommitter
 from dagster_flinkpy.datastream.connectors.base import (
     CommitRequest,
     Committer,
@@ -33,6 +34,9 @@ __all__ = ["Committers"]
 
 P = ParamSpec("P")
 T = TypeVar("T")
+
+_LOOKED_AHEAD = 3
+"""How many ids after the last one are looked for in a folder of files. Epochs without rows leave gaps."""
 
 
 class Committers:
@@ -232,6 +236,36 @@ class Committers:
                     "Starting from nothing would commit rows again that are already committed. Put the folder back "
                     "in the place of this one, or give the run a savepoint with restore_from. To begin anew, use "
                     "start_empty; in a script, another name in env.execute()."
+                )
+
+    def check_not_ahead(self, known: int, latest: CheckpointMetadata, folder: str) -> None:
+        """Checks that no target has rows of a checkpoint that the folder of the job has never begun.
+
+        Files in folders of partitions are not looked for, because all of them would have to be listed.
+
+        Args:
+            known: The id of the last checkpoint that was begun there.
+            latest: The last one that was completed.
+            folder: The folder of the job.
+
+        Raises:
+            HeadLostError: One has.
+        """
+        for uid, committer in self._committers.items():
+            ahead: int | None = None
+            if isinstance(committer, StagedFileCommitter):
+                following = range(known + 1, known + 1 + _LOOKED_AHEAD)
+                what = f"looking for what sink {uid!r} has committed"
+                ahead = next((n for n in following if self._run(uid, what, committer.has_files, n)), None)
+            elif committer.is_record_with_rows():
+                ahead = self._last_committed(uid)
+            if ahead is not None and ahead > known:
+                raise HeadLostError(
+                    f"sink {uid!r} has committed checkpoint {ahead} of this job, but {folder} has only begun those up "
+                    f"to {known}: the folder was restored from a backup, or the job has gone on in another one. This "
+                    "run would commit rows again. Put the newer folder back, or use it. Or give the run a savepoint "
+                    f"with restore_from, or 'chk-{latest.checkpoint_id}' to go on from there nevertheless; first "
+                    "remove the rows of later checkpoints, which would be written again."
                 )
 
     def check_kept(self, metadata: CheckpointMetadata) -> None:

@@ -64,7 +64,10 @@ class Transactions:
             except HeadLostError:
                 self.check_leader()  # an attempt that took over may have committed meanwhile
                 raise
-        if latest is not None and self._restore.path is None and not self._restore.start_empty:
+        if self._restore.path is not None or self._restore.start_empty:
+            self._attempt.start_after(self.committers.last_committed() or 0)  # which may be of another folder
+        elif latest is not None:
+            self._check_not_ahead(latest)
             self._check_kept(latest)
         if latest is not None and self._attempt.committed != latest.checkpoint_id:
             prepared = {o.uid: n for o in latest.operators if (n := sum(len(s.committables) for s in o.subtasks))}
@@ -95,6 +98,14 @@ class Transactions:
                     "committed, and the program has no such sink. Run the program that has it once more, which commits "
                     f"it, or set allow_non_restored_state to [{uid!r}] to give it up."
                 )
+
+    def _check_not_ahead(self, latest: CheckpointMetadata) -> None:
+        """Checks that the folder of the job is not older than what sinks have committed."""
+        try:
+            self.committers.check_not_ahead(self._attempt.next_checkpoint_id - 1, latest, self._store.store.url)
+        except HeadLostError:
+            self.check_leader()  # an attempt that took over may have committed meanwhile
+            raise
 
     def _check_kept(self, latest: CheckpointMetadata) -> None:
         """Checks that sinks still have what is known to be committed: the latest checkpoint, or one before it."""
