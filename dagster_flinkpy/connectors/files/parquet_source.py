@@ -8,6 +8,8 @@ import json
 import re
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from datetime import datetime
 from functools import lru_cache, partial
 from typing import TYPE_CHECKING
 
@@ -143,6 +145,22 @@ class ParquetSource(RowSource, PartitionedSource):
             )
         return names_of_partition(partition, self.partition_format)
 
+    def check_format(self, store: ObjectStore) -> None:
+        """Checks, for a partition without files, that the files of others have names of the declared format.
+
+        Raises:
+            SourceReadError: There are files, and none of them has.
+        """
+        form, before = self.partition_format, self._before
+        if form is None or before is None or not _has_format(before, form):  # some formats cannot be read
+            return
+        names = [info.key for info in input_files(store, lambda key: fnmatch.fnmatchcase(key, self.pattern))]
+        if names and not any(_has_format(name[: len(before)], form) for name in names):
+            raise SourceReadError(
+                f"no file in {store.url} has a name of partition_format={form!r}, such as {before!r}, but there are "
+                f"others: {some_of(names)}. Correct the format, or move them away: no partition would read them"
+            )
+
     def _find_type(self) -> RowTypeInfo:
         from dagster_flinkpy.connectors.columns.arrow_types import row_type_of
 
@@ -228,6 +246,13 @@ class ParquetSource(RowSource, PartitionedSource):
 
     def folders(self) -> list[str]:
         return [self.location.url]
+
+
+def _has_format(name: str, form: str) -> bool:
+    with suppress(ValueError):
+        datetime.strptime(name, form)
+        return True
+    return False
 
 
 class _ParquetEnumerator(OpenEnumerator[OpenSplits]):
@@ -321,6 +346,8 @@ class _ParquetEnumerator(OpenEnumerator[OpenSplits]):
                     "the existing files. "
                     "Check the location and the pattern, or declare bounded=False to wait for the first file"
                 )
+            if last is None:
+                source.check_format(self._store)
             return True
         return source.until is not None and last is not None and last >= source.until
 

@@ -201,6 +201,8 @@ def _interval(target: FlinkTarget, given: timedelta | None) -> timedelta:
             f"job {target.job_id!r} takes a checkpoint after each partition, not at an interval: use "
             "build_schedule_from_partitioned_job(define_asset_job(..., AssetSelection.assets(*assets)))"
         )
+    if given is not None and not isinstance(given, timedelta):
+        raise ConfigurationError(f"interval={given!r} must be a timedelta, such as timedelta(minutes=1)")
     chosen = given or target.interval
     if chosen is None:
         raise ConfigurationError(

@@ -3,6 +3,7 @@ import json
 import random
 import tempfile
 from dataclasses import replace
+from datetime import datetime, timedelta, timezone
 from itertools import chain
 from pathlib import Path
 
@@ -21,6 +22,7 @@ from dagster_flinkpy.connectors.files import parquet_source
 from dagster_flinkpy.connectors.files.parquet_source import row_group_ranges
 from dagster_flinkpy.datastream import StreamExecutionEnvironment
 from dagster_flinkpy.datastream.connectors.base import WriterInitContext
+from dagster_flinkpy.datastream.connectors.partitions import TimePartition
 from dagster_flinkpy.errors import ConfigurationError, SourceReadError
 from dagster_flinkpy.testing import run_local
 from tests.examples import examples
@@ -519,3 +521,20 @@ def test_a_program_reads_each_row_once_at_any_parallelism(tmp_path, small_splits
         stream = env.from_source(source, WatermarkStrategy.for_monotonous_timestamps(), "days")
         (rows,) = run_local(env, stream)
         assert sorted(row.n for row in rows) == [*range(100, 160), *range(200, 260)]
+
+
+@pytest.mark.parametrize(
+    ("form", "fits"), [("%Y-%m-%d", True), ("%Y%m%d", False), ("%Y/%m/%d", False), ("day=%Y-%m-%d", False)]
+)
+def test_a_partition_without_files_tells_if_the_format_fits_no_file(form: str, fits: bool, tmp_path: Path) -> None:
+    pq.write_table(pa.table({"id": [1]}), tmp_path / "2026-01-01.parquet")
+    row_type = Types.ROW_NAMED(["id"], [Types.LONG()])
+    source = ParquetSource(str(tmp_path), row_type=row_type, partition_format=form)
+    day = datetime(2026, 1, 2, tzinfo=timezone.utc)
+    partition = TimePartition("2026-01-02", day, day + timedelta(days=1), 1)
+    enumerator = source.for_partition(partition).create_enumerator(None)
+    if fits:
+        assert list(chain(*enumerator.plan_epoch(1))) == []
+    else:
+        with pytest.raises(SourceReadError, match=r"no file .* has a name of partition_format=.*2026-01-01.parquet"):
+            enumerator.plan_epoch(1)

@@ -376,6 +376,8 @@ def test_the_lag_of_a_source_is_a_number_and_a_check(deployment: Deployment, ins
     assert deployment.check("source_lag", max_unread_records=0)[source].passed
     with pytest.raises(ConfigurationError, match="max_unread_bytes=-1"):
         FlinkAssetChecks(max_unread_bytes=-1)
+    with pytest.raises(ConfigurationError, match="max_lag=60 must be a timedelta"):
+        FlinkAssetChecks(max_lag=60)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("what", [each.name for each in fields(SourceLag)])
