@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -29,6 +30,9 @@ __all__ = ["read_text"]
 
 _BOM = b"\xef\xbb\xbf"
 _PARSERS = 2
+_log = logging.getLogger(__name__)
+_told: set[tuple[str, str]] = set()
+"""The folders and fields that this process has warned of."""
 Parse = Callable[[bytes], pa.Array]
 """Parses whole records. What it raises says what is wrong, without a place."""
 
@@ -63,6 +67,8 @@ def _batches(file: TextFile, start: int, stop: int | None) -> Iterator[tuple[pa.
                     yield from _next(file, parse, pending)
             while pending:
                 yield from _next(file, parse, pending)
+            if isinstance(parse, _JsonParser):
+                parse.warn_of_unseen(file.store.url, file.key)
         finally:
             for *_, parsed in pending:
                 parsed.cancel()
@@ -110,7 +116,7 @@ def _parser(file: TextFile) -> tuple[Parse, int]:
     first = next((block for block, _ in file.blocks(0, 1)), b"")
     mark = len(_BOM) if first.startswith(_BOM) else 0
     if isinstance(text, JsonLinesReaderFormat):
-        return _json_parser(text.produced_type), mark
+        return _JsonParser(text.produced_type), mark
     if not text.use_header:
         return _csv_parser(file, text, list(text.produced_type.field_names)), mark
     return _csv_parser(file, text, _header(text, first[mark:])), len(first)
@@ -181,22 +187,42 @@ def _advice(text: CsvReaderFormat) -> str:
     )
 
 
-def _json_parser(row_type: RowTypeInfo) -> Parse:
-    fields = list(row_type.arrow_type)
-    schema = pa.schema([pa.field(field.name, as_text(field.type)) for field in fields])
-    options = pa_json.ParseOptions(explicit_schema=schema, unexpected_field_behavior="ignore")
+class _JsonParser:
+    """Parses blocks of JSON lines."""
 
-    def parse(data: bytes) -> pa.Array:
+    def __init__(self, row_type: RowTypeInfo) -> None:
+        self._fields = list(row_type.arrow_type)
+        schema = pa.schema([pa.field(field.name, as_text(field.type)) for field in self._fields])
+        self._options = pa_json.ParseOptions(explicit_schema=schema, unexpected_field_behavior="ignore")
+        self.unseen = set(row_type.field_names)
+        """The fields that no object had so far."""
+        self.members: list[str] = []
+        """Those of the first object."""
+
+    def __call__(self, data: bytes) -> pa.Array:
         if not data.strip():
-            return pa.array([], row_type.arrow_type)
+            return pa.array([], pa.struct(self._fields))
         read_options = pa_json.ReadOptions(use_threads=False, block_size=len(data) + 1)
-        table = pa_json.read_json(pa.BufferReader(data), read_options=read_options, parse_options=options)
+        table = pa_json.read_json(pa.BufferReader(data), read_options=read_options, parse_options=self._options)
         _check_count(data, table.num_rows, ": each line must be one JSON object")
         table.validate(full=True)  # PyArrow reads text that is not UTF-8
         check_finite(column.combine_chunks() for column in table.columns)
-        return _structs(table, fields)
+        if self.unseen:
+            with suppress(ValueError):  # a carriage return may end the line
+                self.members = self.members or list(json.loads(data.strip().partition(b"\n")[0]))
+            null = {name for name in self.unseen if table.column(name).null_count == table.num_rows}
+            self.unseen = {name for name in null if json.dumps(name).encode() not in data}
+        return _structs(table, self._fields)
 
-    return parse
+    def warn_of_unseen(self, folder: str, key: str) -> None:
+        """Logs which fields no object of a file had, once for a field and folder."""
+        for name in sorted(self.unseen):
+            if self.members and (folder, name) not in _told:
+                _told.add((folder, name))
+                _log.warning(
+                    f"No object in {folder}/{key} has a member {name!r}, so that field is null in all of its records. "
+                    f"They have {', '.join(map(repr, self.members))}. If the row type has a wrong name, correct it."
+                )
 
 
 def _check_count(data: bytes, rows: int, advice: str, *, blank: bytes | None = None, quote: int | None = None) -> None:

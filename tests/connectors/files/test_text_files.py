@@ -205,6 +205,21 @@ def test_files_on_s3_are_read_in_parts(s3_location: StorageLocation) -> None:
         gone.create_enumerator(None).plan_epoch(1)
 
 
+def test_a_field_that_no_object_of_a_file_has_is_told_of(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    row_type = Types.ROW_NAMED(["id", "amount", "note"], [Types.LONG(), Types.LONG(), Types.STRING()])
+    (tmp_path / "a.json").write_text('{"id": 1, "amuont": 5, "note": null}\n\n{"id": 2, "amuont": 6}\n')
+    (tmp_path / "b.json").write_text('{"id": 3}\n')
+    (tmp_path / "c.json").write_text("\n")
+    source = FileSource.for_record_stream_format(JsonLinesReaderFormat.for_row_type(row_type), str(tmp_path)).build()
+    assert [row["id"] for row in epoch(source, source.create_enumerator(None), 1)] == [1, 2, 3]
+    assert [entry.getMessage().partition(f"{tmp_path}/")[2] for entry in caplog.records] == [
+        "a.json has a member 'amount', so that field is null in all of its records. They have 'id', 'amuont', 'note'. "
+        "If the row type has a wrong name, correct it.",
+        "b.json has a member 'note', so that field is null in all of its records. They have 'id'. "
+        "If the row type has a wrong name, correct it.",
+    ]
+
+
 def test_a_path_that_is_a_pattern_is_refused(tmp_path: Path) -> None:
     source = FileSource.for_record_stream_format(CSV, str(tmp_path / "*.csv")).build()
     (tmp_path / "a.csv").write_text("id,name\n1,ann\n")
