@@ -212,8 +212,9 @@ class _QueryPlan:
         ]
         if len(found) != 1:
             many = ", ".join(f"{target.uid}:{declared.name}" for target, choice in found for _, declared in choice)
+            none = _missing(state, list(self._targets.values())) or "nothing in the program has its name and kind"
             raise UnsupportedSavepointError(
-                f"state {state}: {f'it could be {many}' if found else 'nothing in the program has its name and kind'}. "
+                f"state {state}: {f'it could be {many}' if found else none}. "
                 f"Say where it goes with mapping (--map {state.full_name}=UID:STATE); {self._known()}"
             )
         target, choice = found[0]
@@ -287,6 +288,17 @@ def _choice(state: SparkState, target: ImportTarget, wanted: str | None) -> list
     if names and len(set(names)) == len(names) and all(name in by_name for name in names):
         return [(number, by_name[name]) for number, name in enumerate(names)]
     return [(None, fit[0])] if wanted is not None and len(fit) == 1 else []
+
+
+def _missing(state: SparkState, targets: Sequence[ImportTarget]) -> str:
+    """Returns for which columns of an aggregation an operator that has some has no state; empty if none has any."""
+    value = state.schema.field("value").type
+    names = [field.name for field in value] if pa.types.is_struct(value) and not state.variable else []
+    for target in targets:
+        left = [name for name in names if name not in {each.name for each in target.states}]
+        if 0 < len(left) < len(names):
+            return f"{target.uid!r} has no state called {', '.join(left)}, and takes all columns, or one state of rows"
+    return ""
 
 
 def _layout(target: ImportTarget, declared: DeclaredState) -> TableLayout:

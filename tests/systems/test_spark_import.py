@@ -486,6 +486,19 @@ def test_what_cannot_be_imported_is_an_error_or_is_left_behind(spark: SparkSessi
     assert [each.name for each in report.imported] == ["position"]
 
 
+def test_columns_of_an_aggregation_without_a_state_are_named(spark: SparkSession, tmp_path: Path) -> None:
+    class OneColumn(OfUser):
+        def open(self, context: Any) -> None:
+            context.get_state(ValueStateDescriptor("sum", Types.LONG()))
+
+        def process_element(self, value: Any, context: Any) -> None: ...
+
+    write(tmp_path / "in", "a.json", BEFORE)
+    run_in_spark(spark, tmp_path, totals, "complete")
+    with pytest.raises(UnsupportedSavepointError, match="'keyed' has no state called count, and takes all columns"):
+        imported(spark, tmp_path, OneColumn())
+
+
 def test_a_damaged_checkpoint_is_an_error_that_names_the_file(spark: SparkSession, tmp_path: Path) -> None:
     write(tmp_path / "in", "a.json", BEFORE)
     with pytest.raises(RestoreError, match="is no checkpoint of a Spark streaming query"):
