@@ -10,7 +10,14 @@ from dataclasses import replace
 from dagster_flinkpy.checkpoint.attempt import Attempt
 from dagster_flinkpy.checkpoint.coordinator.coordinator_config import DEFAULT_NUM_RETAINED
 from dagster_flinkpy.checkpoint.head import read_head
-from dagster_flinkpy.checkpoint.metadata import ANCESTORS, COMMITS, STOPPED, CheckpointKind, CheckpointMetadata
+from dagster_flinkpy.checkpoint.metadata import (
+    ANCESTORS,
+    COMMITS,
+    REPEATS,
+    STOPPED,
+    CheckpointKind,
+    CheckpointMetadata,
+)
 from dagster_flinkpy.checkpoint.recomputation import REPLACES, TO_REPLACE, ReplacedRows
 from dagster_flinkpy.checkpoint.restore import restore_targets
 from dagster_flinkpy.checkpoint.savepoints.savepoint import (
@@ -144,7 +151,7 @@ def stop_with_savepoint(
         _check_committed(job, latest, attempt.committed, superseded=True)
         if not latest.stopped:
             commits = {COMMITS: dict(latest.commits)} if latest.commits else {}
-            stopped = {**latest.properties, **commits, STOPPED: True}
+            stopped = {**latest.properties, **commits, STOPPED: True, REPEATS: list(latest.read_by)}
             _complete(checkpoints, attempt, without_committables(latest), latest.checkpoint_id, stopped, now_ms)
     finally:
         checkpoints.end_attempt(attempt)
@@ -168,8 +175,8 @@ def restore_savepoint(
 
     Raises:
         CheckpointError: A run may be active, or the latest checkpoint may still have something to commit.
-        RestoreError: There is no savepoint, it contains pickled state, or it is from the middle of a recomputation
-            that the job has gone on with.
+        RestoreError: There is no savepoint, it contains pickled state, it is from the middle of a recomputation that
+            the job has gone on with, or partitions would not start from it, because it is not the end state of one.
     """
     source = savepoint.open()
     metadata = load_savepoint(source)
@@ -191,12 +198,14 @@ def restore_savepoint(
                     f"savepoint {savepoint.url} is from the middle of a recomputation, and the job has gone on since: "
                     "rows would be written again beside others. Continue from the latest checkpoint"
                 )
+        checkpoints.check_repeats_end(attempt, metadata)
         files = files_location(metadata, savepoint).open()
         restored = without_committables(import_savepoint(source, checkpoints.store, f"{attempt.token}-0", files=files))
         attempt.start_after(restored.checkpoint_id)
         ancestors = [list(each) for each in restored.ancestors_of(job.name)]
         properties = {name: value for name, value in restored.properties.items() if name not in (STOPPED, ANCESTORS)}
         properties |= {ANCESTORS: ancestors} if ancestors else {}
+        properties[REPEATS] = list(restored.read_by)
         restored = replace(restored, job_id=job.name)
         return _complete(checkpoints, attempt, restored, restored.checkpoint_id, properties, now_ms)
     finally:

@@ -24,6 +24,8 @@ from dataclasses import replace
 from datetime import timedelta
 from threading import Lock
 
+import msgspec
+
 from dagster_flinkpy.checkpoint.attempt import Attempt
 from dagster_flinkpy.checkpoint.checkpoint_entry import CheckpointEntry, EntryStatus
 from dagster_flinkpy.checkpoint.claims import named_by_others
@@ -31,7 +33,7 @@ from dagster_flinkpy.checkpoint.coordinator.statistics import CheckpointStatisti
 from dagster_flinkpy.checkpoint.counter import COUNTER_KEY, CheckpointIdCounter, read_counter
 from dagster_flinkpy.checkpoint.head import HEAD_KEY, Head, read_head
 from dagster_flinkpy.checkpoint.leadership import take_lead
-from dagster_flinkpy.checkpoint.metadata import METADATA_NAME, CheckpointMetadata, fetch_metadata
+from dagster_flinkpy.checkpoint.metadata import METADATA_NAME, REPEATS, CheckpointMetadata, fetch_metadata
 from dagster_flinkpy.checkpoint.operator_states import EXCHANGE_FOLDER
 from dagster_flinkpy.checkpoint.partitions import PartitionEnd, PartitionRetention
 from dagster_flinkpy.checkpoint.traces import (
@@ -46,6 +48,7 @@ from dagster_flinkpy.errors import (
     FencedError,
     ObjectNotFoundError,
     PreconditionFailedError,
+    RestoreError,
 )
 from dagster_flinkpy.storage import lease
 from dagster_flinkpy.storage.conditional import put_if
@@ -364,7 +367,8 @@ class CompletedCheckpointStore:
         Args:
             attempt: The attempt that completes it.
             metadata: The metadata of the checkpoint.
-            partition: The entry for the partition whose end state it is. Default: none.
+            partition: The entry for the partition whose end state it is. Default: that of the partition whose end state
+                it repeats, such as at another parallelism, because the next partition starts from it; or none.
             partition_retention: Which end states are kept. Default: all.
             started_from: The checkpoint that the attempt started from. If it is an end state, it is kept as long as the
                 attempt runs, so that another try can start from it.
@@ -380,6 +384,8 @@ class CompletedCheckpointStore:
         if checkpoint_id <= (previous.checkpoint_id or 0):
             raise CheckpointError(f"checkpoint {checkpoint_id} is not newer than the latest, {previous.checkpoint_id}")
         ends = {end.partition: end for end in previous.partitions}
+        if partition is None and REPEATS in metadata.properties and (same := self.repeated_end(attempt, metadata)):
+            partition = msgspec.structs.replace(same, checkpoint_id=checkpoint_id)
         if partition is not None:
             ends[partition.partition] = partition
         # The next partition starts from the newest end state, which after a rescale is not the latest checkpoint.
@@ -400,6 +406,25 @@ class CompletedCheckpointStore:
         attempt.latest = metadata
         attempt.unfinished = {i for i in attempt.unfinished if i > checkpoint_id}
         del attempt.written[checkpoint_id]
+
+    def repeated_end(self, attempt: Attempt, metadata: CheckpointMetadata) -> PartitionEnd | None:
+        """Returns the end state of a partition that a checkpoint or savepoint has, or None if it has another state."""
+        newest_first = sorted(attempt.head.partitions, key=lambda end: end.checkpoint_id, reverse=True)
+        return next((end for end in newest_first if self.load(end.checkpoint_id).read_by == metadata.read_by), None)
+
+    def check_repeats_end(self, attempt: Attempt, metadata: CheckpointMetadata) -> None:
+        """Checks that partitions would start from a checkpoint or savepoint if it were the latest one of the job.
+
+        Raises:
+            RestoreError: It is not the end state of a partition, but the job has partitions.
+        """
+        ends = attempt.head.partitions
+        if ends and self.repeated_end(attempt, metadata) is None:
+            raise RestoreError(
+                f"{metadata.kind.value} {metadata.checkpoint_id} of job {metadata.job_id!r} is not the end state of a "
+                f"partition that {self.store.url} keeps, and its partitions start from these: the next one would not "
+                "start from it. Set restore_from in the config of the run whose first partition is to start from it"
+            )
 
     def replace_head(self, attempt: Attempt, head: Head) -> None:
         """Replaces ``HEAD`` if it is as this attempt last wrote it.

@@ -13,11 +13,18 @@ import pyarrow.parquet as pq
 import pytest
 
 from dagster_flinkpy.checkpoint.forks.fork import fork_job, list_forks
+from dagster_flinkpy.checkpoint.head import read_head
 from dagster_flinkpy.checkpoint.offline import release_leadership
-from dagster_flinkpy.common import Duration, Time, Types, WatermarkStrategy
+from dagster_flinkpy.common import Duration, Row, Time, Types, WatermarkStrategy
 from dagster_flinkpy.common.clock import current_millis
 from dagster_flinkpy.connectors import ParquetSink, ParquetSource
-from dagster_flinkpy.datastream import KeyedProcessFunction, ProcessWindowFunction, StreamExecutionEnvironment
+from dagster_flinkpy.datastream import (
+    KeyedProcessFunction,
+    ProcessWindowFunction,
+    RuntimeContext,
+    StreamExecutionEnvironment,
+)
+from dagster_flinkpy.datastream.state import ValueStateDescriptor
 from dagster_flinkpy.datastream.window import TumblingEventTimeWindows
 from dagster_flinkpy.errors import CheckpointError, ConfigurationError
 from dagster_flinkpy.orchestration import upgrade
@@ -309,6 +316,52 @@ def test_what_partitions_have_read_since_a_switch_is_in_the_next_fork(tmp_path: 
     switch_program(of, job, spark=SPARK)
     assert latest(fork).ancestors == (("job", number),)
     roll_back(of, job, spark=SPARK)
+
+
+class CountLetters(KeyedProcessFunction):
+    """Counts letters in a state of some name."""
+
+    def __init__(self, name: str) -> None:
+        self._state = ValueStateDescriptor(name, Types.LONG())
+
+    def open(self, runtime_context: RuntimeContext) -> None:
+        self._count = runtime_context.get_state(self._state)
+
+    def process_element(self, value: Any, ctx: KeyedProcessFunction.Context) -> Any:
+        count = (self._count.value() or 0) + 1
+        self._count.update(count)
+        yield Row(word=value.word, number=count)
+
+
+def test_the_next_partition_starts_from_what_was_rolled_back(tmp_path: Path) -> None:
+    numbered = Types.ROW_NAMED(["word", "number"], [Types.STRING(), Types.LONG()])
+
+    def version(name: str) -> StreamExecutionEnvironment:
+        env = environment(1)
+        letters = env.from_source(Letters(), WatermarkStrategy.no_watermarks(), "letters").uid("letters")
+        counts = letters.key_by("word").process(CountLetters(name), numbered).uid("counts")
+        counts.sink_to(ParquetSink(str(tmp_path / "table"))).uid("table")
+        return env
+
+    old, new, job = version("count"), version("number"), job_of(tmp_path)
+    new.migrate_state("counts", 0, lambda states: {ValueStateDescriptor("number", Types.LONG()): states["count"]})
+
+    def run_day(ordinal: int) -> None:
+        found = read_head(job.open())
+        before = [end.checkpoint_id for end in found[0].partitions if end.ordinal == ordinal - 1] if found else []
+        from_end = {"restore_from": f"chk-{before[0]}"} if before else {}
+        with program_attempt(old, job, spark=SPARK, owner="test", on_progress=print, **from_end) as attempt:
+            attempt.run_epoch(partition=day(ordinal))
+
+    run_day(0)
+    run_day(1)
+    switch_program(new, job, spark=SPARK)
+    roll_back(old, job, spark=SPARK)
+    run_day(2)
+    run_day(3)
+    written = (tmp_path / "table" / f"partition={day(3).key}").glob("*.parquet")
+    numbers = [n for file in written for n in pq.read_table(file, partitioning=None)["number"].to_pylist()]
+    assert sorted(numbers) == [4, 5, 6, 7]
 
 
 @pytest.mark.parametrize("recompute", [[], ["totals"]])

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
-
-import msgspec
 
 from dagster_flinkpy.checkpoint.coordinator.instructions import WriteMetadata
 from dagster_flinkpy.checkpoint.edge_history import EdgeHistory
@@ -151,12 +149,8 @@ class CheckpointContents:
         waits = write.checkpoint_id == self.repeated or any(number < before for number in left)
         return {TO_REPLACE if waits else REPLACES: self.parent.properties[TO_REPLACE]}
 
-    def partition_end(self, metadata: CheckpointMetadata, kept: Iterable[PartitionEnd]) -> PartitionEnd | None:
-        """Returns the entry for the end state of a time partition, or None if a checkpoint is no end state."""
-        if self.partition is not None:
-            return PartitionEnd(self.partition.key, self.partition.ordinal, metadata.checkpoint_id, metadata.parent_id)
-        if metadata.checkpoint_id != self.repeated:
+    def partition_end(self, metadata: CheckpointMetadata) -> PartitionEnd | None:
+        """Returns the entry for the end state of a time partition, or None if the epoch has read none."""
+        if self.partition is None:
             return None
-        # A repeated checkpoint has the same state, such as at another parallelism. The next partition starts from it.
-        same = (end for end in kept if end.checkpoint_id == metadata.parent_id)
-        return next((msgspec.structs.replace(end, checkpoint_id=metadata.checkpoint_id) for end in same), None)
+        return PartitionEnd(self.partition.key, self.partition.ordinal, metadata.checkpoint_id, metadata.parent_id)

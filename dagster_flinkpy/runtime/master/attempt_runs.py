@@ -141,12 +141,14 @@ class AttemptRuns(ABC):
         """Completes a checkpoint of the restored state without reading input, so that later attempts start from it.
 
         Raises:
-            RestoreError: Nothing was restored.
+            RestoreError: Nothing was restored; or partitions would not start from it, because it is not the end state
+                of one.
         """
         if self.restored is None:
             raise RestoreError(
                 f"job {self.config.job_id!r} has no checkpoint to restore, and no savepoint is given; run it first"
             )
+        self._deployed.savepoints.store.check_repeats_end(self._deployed.attempt, self.restored)
         return self._checkpoint(EpochRequest(EpochKind.REPEAT))
 
     def _checkpoint(self, request: EpochRequest) -> CompletedEpoch:

@@ -232,7 +232,7 @@ class JobMaster:
             case job_messages.WriteCheckpoint(metadata=metadata):
                 store(partial(steps.write_metadata, metadata))
             case job_messages.CompleteCheckpoint(metadata=metadata):
-                partition = self.state.contents.partition_end(metadata, steps.attempt.head.partitions)
+                partition = self.state.contents.partition_end(metadata)
                 store(partial(steps.replace_head, metadata, partition))
             case job_messages.CommitCheckpoint(metadata=metadata):
                 self._on_completed(metadata)

@@ -1,0 +1,90 @@
+"""What restores, stops and another folder of checkpoints mean for the next partition."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+from dagster import DagsterInstance, Definitions, ExecuteInProcessResult
+
+from dagster_flinkpy.checkpoint.head import read_head
+from dagster_flinkpy.checkpoint.offline import restore_savepoint
+from dagster_flinkpy.common.clock import current_millis
+from dagster_flinkpy.errors import RestoreError
+from dagster_flinkpy.orchestration import build_flink_jobs
+from dagster_flinkpy.runtime.master.job import JobAttempt
+from dagster_flinkpy.storage import StorageLocation
+from tests.orchestration.runs.test_partitioned_run import KEYS, WORDS, Deployment, failure_of, letters, straight_run
+from tests.runtime.harness import run_rows
+
+NO_END = "is not the end state of a partition"
+
+
+class Job(Deployment):
+    """The letters with the jobs of their savepoints."""
+
+    @property
+    def location(self) -> StorageLocation:
+        return StorageLocation(str(self.tmp_path / "checkpoints" / "letters"))
+
+    def launch(self, verb: str, op: str, **config: Any) -> ExecuteInProcessResult:
+        jobs = build_flink_jobs(letters(self.tmp_path / "table"), name="letters")
+        definitions = Definitions(self.assets(), jobs=jobs, resources=self.resources)
+        return definitions.resolve_job_def(f"letters_{verb}").execute_in_process(
+            {"ops": {op: {"config": config}}}, instance=self.instance, raise_on_error=False
+        )
+
+    def savepoint(self, **config: Any) -> str:
+        path = self.launch("savepoint", "take_savepoint_of_letters", **config)
+        return str(path.output_for_node("take_savepoint_of_letters"))
+
+    def restore(self, savepoint: str) -> ExecuteInProcessResult:
+        return self.launch("restore", "restore_letters", savepoint_path=savepoint)
+
+    def restore_offline(self, savepoint: str) -> int:
+        now = current_millis()
+        return restore_savepoint(
+            self.location, StorageLocation(savepoint), owner="test", now_ms=now, allow_pickled_state=True
+        )
+
+    @property
+    def ends(self) -> dict[str, int]:
+        found = read_head(self.location.open())
+        return {} if found is None else {end.partition: end.checkpoint_id for end in found[0].partitions}
+
+
+@pytest.fixture
+def job(tmp_path: Path, instance: DagsterInstance, resources: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> Job:
+    monkeypatch.setattr(JobAttempt, "_on_spark", lambda self, job: run_rows(job))
+    return Job(tmp_path, instance, resources)
+
+
+def test_a_restored_end_state_is_where_the_next_partition_starts(job: Job) -> None:
+    job.run(KEYS[0], KEYS[1])
+    savepoint = job.savepoint()
+    job.run(KEYS[2])
+    assert job.restore(savepoint).success
+    assert job.restore(savepoint).success
+    assert job.ends == {KEYS[0]: 1, KEYS[1]: 5, KEYS[2]: 3}
+    assert job.restore_offline(savepoint) == 6
+    assert job.restore_offline(savepoint) == 7
+    assert job.ends == {KEYS[0]: 1, KEYS[1]: 7, KEYS[2]: 3}
+    assert job.launch("rescale", "rescale_letters", parallelism=2).success
+    assert job.ends[KEYS[1]] == 8
+    assert job.run(KEYS[2], KEYS[3]).success
+    assert job.table() == straight_run(KEYS[:4])
+
+
+def test_state_from_which_no_partition_would_start_is_not_restored(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
+    job.run(KEYS[0], KEYS[1])
+    savepoint = job.savepoint()
+    monkeypatch.setitem(WORDS, KEYS[1], "zzz")
+    job.run(KEYS[1])
+    assert NO_END in failure_of(job.restore(savepoint))
+    with pytest.raises(RestoreError, match=NO_END):
+        job.restore_offline(savepoint)
+    assert job.ends == {KEYS[0]: 1, KEYS[1]: 3}
+    assert job.run(KEYS[3], restore_from=savepoint).success, "as the error says"
+    assert job.table()[KEYS[3]] == Counter({("a", n): 1 for n in range(4, 8)})
