@@ -10,7 +10,7 @@ from dagster import AssetKey, AssetSpec, TimeWindowPartitionsDefinition
 from dagster_flinkpy.checkpoint.partitions import PartitionEnd
 from dagster_flinkpy.datastream.checkpointing.state_recovery import RecoveryClaimMode
 from dagster_flinkpy.datastream.connectors.partitions import TimePartition
-from dagster_flinkpy.errors import ConfigurationError, FlinkPyError
+from dagster_flinkpy.errors import ConfigurationError, FlinkPyError, RestoreError
 from dagster_flinkpy.orchestration.failure import as_failure
 from dagster_flinkpy.orchestration.flink_job import FlinkJob
 from dagster_flinkpy.orchestration.resources import CheckpointStorageResource, SparkResource
@@ -168,6 +168,14 @@ def _start(
             "rows once more. Give the job another name, flink_assets(name=...), and other tables; or clear its tables, "
             "and set start_empty in the config of this run, or restore_from to start from a state."
         )
+    checkpoints = CompletedCheckpointStore(store)
+    if (latest := checkpoints.latest()) is not None and latest.stopped:
+        raise RestoreError(
+            f"job {job.job_id!r} was stopped with a savepoint, at checkpoint {latest.checkpoint_id}: partition "
+            f"{first.key} would go on from before that, and write again what the job has drained, if it has. Restore a "
+            f"savepoint with {job.dagster_name}_restore, go back to a checkpoint with {job.dagster_name}_reset, or set "
+            "restore_from in the config of this run."
+        )
     if start.checkpoint_id is not None and start.after is not None:
-        refuse_other_window(CompletedCheckpointStore(store).load(start.checkpoint_id), start.after, partitions_def)
+        refuse_other_window(checkpoints.load(start.checkpoint_id), start.after, partitions_def)
     return start

@@ -10,7 +10,7 @@ import pytest
 from dagster import DagsterInstance, Definitions, ExecuteInProcessResult
 
 from dagster_flinkpy.checkpoint.head import read_head
-from dagster_flinkpy.checkpoint.offline import restore_savepoint
+from dagster_flinkpy.checkpoint.offline import restore_savepoint, stop_with_savepoint
 from dagster_flinkpy.common.clock import current_millis
 from dagster_flinkpy.errors import RestoreError
 from dagster_flinkpy.orchestration import build_flink_jobs
@@ -88,3 +88,28 @@ def test_state_from_which_no_partition_would_start_is_not_restored(job: Job, mon
     assert job.ends == {KEYS[0]: 1, KEYS[1]: 3}
     assert job.run(KEYS[3], restore_from=savepoint).success, "as the error says"
     assert job.table()[KEYS[3]] == Counter({("a", n): 1 for n in range(4, 8)})
+
+
+@pytest.mark.parametrize("drain", [False, True])
+def test_partitions_of_a_stopped_job_wait_for_a_restore(job: Job, drain: bool) -> None:
+    job.run(KEYS[0], KEYS[1])
+    stopped = job.launch("stop", "stop_letters", drain=drain)
+    refused = failure_of(job.run(KEYS[2], KEYS[3]))
+    assert "was stopped with a savepoint, at checkpoint 3" in refused
+    if drain:
+        assert NO_END in failure_of(job.restore(stopped.output_for_node("stop_letters")))
+        assert job.launch("reset", "reset_letters", checkpoint_id=2).success
+    else:
+        assert job.restore(stopped.output_for_node("stop_letters")).success
+    assert job.run(KEYS[2], KEYS[3]).success
+    assert job.table() == straight_run(KEYS[:4])
+
+
+def test_a_job_that_was_stopped_without_its_program_keeps_its_end_state(job: Job) -> None:
+    job.run(KEYS[0], KEYS[1])
+    savepoint = stop_with_savepoint(job.location, owner="test", now_ms=current_millis())
+    assert job.ends == {KEYS[0]: 1, KEYS[1]: 3}
+    assert "was stopped with a savepoint" in failure_of(job.run(KEYS[2], KEYS[3]))
+    assert job.restore(savepoint).success
+    assert job.run(KEYS[2], KEYS[3]).success
+    assert job.table() == straight_run(KEYS[:4])
