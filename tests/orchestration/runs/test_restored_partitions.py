@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -112,4 +113,19 @@ def test_a_job_that_was_stopped_without_its_program_keeps_its_end_state(job: Job
     assert "was stopped with a savepoint" in failure_of(job.run(KEYS[2], KEYS[3]))
     assert job.restore(savepoint).success
     assert job.run(KEYS[2], KEYS[3]).success
+    assert job.table() == straight_run(KEYS[:4])
+
+
+@pytest.mark.parametrize("empty", [False, True])
+def test_partitions_are_replaced_when_the_folder_of_checkpoints_is_new(job: Job, empty: bool) -> None:
+    """Their ids would begin again, and no row of a checkpoint of a greater id is replaced."""
+    job.run(KEYS[0], KEYS[1])
+    savepoint = job.savepoint(target=str(job.tmp_path / "savepoints"))
+    job.run(KEYS[2], KEYS[3])
+    shutil.rmtree(job.tmp_path / "checkpoints")
+    if empty:
+        assert job.run(KEYS[0], KEYS[1], start_empty=True).success
+        assert job.run(KEYS[2], KEYS[3]).success
+    else:
+        assert job.run(KEYS[2], KEYS[3], restore_from=savepoint, allow_pickled_state=True).success
     assert job.table() == straight_run(KEYS[:4])

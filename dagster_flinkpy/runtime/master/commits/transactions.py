@@ -58,7 +58,9 @@ class Transactions:
                 is older than what was committed.
         """
         committed, latest = 0, self._attempt.latest
-        if self._attempt.head.new and not start_over:
+        if start_over:  # the folder of the job may be another one, and rows of a greater id are never replaced
+            self._attempt.start_after(self.committers.last_committed() or 0)
+        elif self._attempt.head.new:
             try:
                 self.committers.check_new(self._store.store.url)
             except HeadLostError:
