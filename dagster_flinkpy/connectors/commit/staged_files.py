@@ -343,11 +343,8 @@ class StagedFileCommitter(Staged, Committer):
         return digest.hexdigest() == file.sha256
 
     def replace_partition(self, partition: str | None, checkpoint_id: int) -> int:
-        older = [
-            info.key
-            for info in self._store.list(partition_folder(partition))
-            if (checkpoint := self._names.checkpoint(info.key)) is not None and checkpoint < checkpoint_id
-        ]
+        found = self._store.list(partition_folder(partition))
+        older = [info.key for info in found if self._names.before(info.key, checkpoint_id)]
         self._store.delete_many(older)
         return len(older)
 
@@ -405,6 +402,12 @@ class FileNames:
             return found
         theirs = ((names.checkpoint(key), last) for names, last in self._before)
         return next((number for number, last in theirs if number is not None and number <= last), None)
+
+    def before(self, key: str, checkpoint_id: int) -> bool:
+        """Returns whether a file is of this job and sink before a checkpoint, or of a job with whose state it began."""
+        if (found := self.checkpoint(key)) is not None:
+            return found < checkpoint_id
+        return any(names.checkpoint(key) is not None for names, _ in self._before)
 
     def of_this_attempt(self, key: str) -> bool:
         """Returns whether this attempt has written a file, so that its columns are those of the program."""

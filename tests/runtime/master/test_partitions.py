@@ -15,6 +15,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dagster_flinkpy.checkpoint.coordinator.coordinator_config import CoordinatorConfig
+from dagster_flinkpy.checkpoint.forks.fork import fork_job
+from dagster_flinkpy.checkpoint.forks.job_disposal import dispose_job
 from dagster_flinkpy.checkpoint.head import Head, read_head
 from dagster_flinkpy.checkpoint.metadata import CheckpointMetadata
 from dagster_flinkpy.checkpoint.offline import stop_with_savepoint
@@ -174,6 +176,20 @@ def test_a_day_that_is_run_again_replaces_its_rows(tmp_path: Path) -> None:
         (2, 3, 2),
         (3, 4, 3),
     ]
+
+
+def test_a_fork_that_replaces_its_original_replaces_the_rows_of_a_day(tmp_path: Path) -> None:
+    """Also those that the original wrote after the checkpoint of the fork."""
+    job = Job(tmp_path)
+    job.run(0, 3)
+    original = StorageLocation(str(tmp_path / "state")).child("job")
+    fork_job(original, "fork", at="chk-1")
+    dispose_job(original)
+    graph = program(tmp_path / "table")
+    with HarnessAttempt(graph, tmp_path / "state", job_id="fork") as attempt:
+        attempt.run_epoch(partition=day(1))
+        attempt.run_epoch(partition=day(2))
+    assert table(tmp_path / "table") == {k: v for k, v in straight_run().items() if k != day(4).key}
 
 
 def test_a_day_whose_input_is_gone_is_emptied(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
