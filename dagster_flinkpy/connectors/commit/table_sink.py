@@ -113,7 +113,14 @@ class TableSink(TwoPhaseCommittingSink):
         return call_registered("table_writer", self, context, type_info)
 
     def create_committer(self, context: CommitterInitContext) -> StagedFileCommitter:
-        return StagedFileCommitter(self.location.open(), context)
+        store = self.location.open()
+        if next(store.list("_delta_log/"), None) is not None:
+            raise ConfigurationError(
+                f"the sink of {self.location.url} would write {self.file_format} files into a Delta Lake table: those "
+                "who read the table would not see them, and its VACUUM would delete them. Use a DeltaSink, or another "
+                "folder"
+            )
+        return StagedFileCommitter(store, context)
 
     def for_owner(self, owner: str) -> TwoPhaseCommittingSink:
         """Returns the sink with which an owner, such as an asset, replaces what it has written, and nothing of others.

@@ -11,6 +11,7 @@ from dagster_flinkpy.common.typeinfo import Types
 from dagster_flinkpy.connectors.commit.staged_files import StagedFileCommitter
 from dagster_flinkpy.connectors.commit.table_writer import TableWriter
 from dagster_flinkpy.connectors.files.parquet_sink import ParquetSink
+from dagster_flinkpy.connectors.files.text_sinks import CsvSink, JsonLinesSink
 from dagster_flinkpy.datastream.connectors.base import CommitRequest, CommitterInitContext, WriterInitContext
 from dagster_flinkpy.errors import (
     CommittableLostError,
@@ -334,3 +335,12 @@ def test_commit_gives_up_after_ten_retries_and_can_be_repeated(tmp_path):
         commit_requests(StagedFileCommitter(Flaky(tmp_path, 99), COMMITTER), requests, "table", wait=waited.append)
     assert len(waited) == 10
     assert commit(StorageLocation(str(tmp_path)), requests) == 0
+
+
+@pytest.mark.parametrize("sink", [ParquetSink, CsvSink, JsonLinesSink])
+def test_files_are_not_written_into_a_table_of_delta_lake(location, sink):
+    """Who reads the table would not see them, and its VACUUM would delete them."""
+    sink(location).create_committer(COMMITTER)
+    location.open().put("_delta_log/00000000000000000000.json", b"{}")
+    with pytest.raises(ConfigurationError, match=r"into a Delta Lake table: .* Use a DeltaSink, or another folder"):
+        sink(location).create_committer(COMMITTER)
