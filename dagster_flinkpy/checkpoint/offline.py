@@ -10,6 +10,7 @@ from dataclasses import replace
 from dagster_flinkpy.checkpoint.attempt import Attempt
 from dagster_flinkpy.checkpoint.coordinator.coordinator_config import DEFAULT_NUM_RETAINED
 from dagster_flinkpy.checkpoint.head import read_head
+from dagster_flinkpy.checkpoint.locations.savepoint_target import check_target, folders_of
 from dagster_flinkpy.checkpoint.metadata import (
     ANCESTORS,
     COMMITS,
@@ -27,7 +28,6 @@ from dagster_flinkpy.checkpoint.savepoints.savepoint import (
     pickled_state,
     write_savepoint,
 )
-from dagster_flinkpy.checkpoint.savepoints.savepoint_target import check_target, folders_of
 from dagster_flinkpy.checkpoint.store import CompletedCheckpointStore
 from dagster_flinkpy.checkpoint.traces import head_of_job
 from dagster_flinkpy.datastream.checkpointing.savepoint_format_type import SavepointFormatType
@@ -91,7 +91,7 @@ def trigger_savepoint(
 
     Raises:
         ConfigurationError: The target must not be used; see
-            :func:`~dagster_flinkpy.checkpoint.savepoints.savepoint_target.check_target`.
+            :func:`~dagster_flinkpy.checkpoint.locations.savepoint_target.check_target`.
         CheckpointError: There is no checkpoint, or it may still have something to commit.
         HeadLostError: ``HEAD`` was lost.
         CorruptMetadataError: Its metadata cannot be read.
@@ -138,7 +138,7 @@ def stop_with_savepoint(
 
     Raises:
         ConfigurationError: The target must not be used; see
-            :func:`~dagster_flinkpy.checkpoint.savepoints.savepoint_target.check_target`.
+            :func:`~dagster_flinkpy.checkpoint.locations.savepoint_target.check_target`.
         CheckpointError: A run may be active, there is no checkpoint, or it may still have something to commit.
     """
     before = CompletedCheckpointStore(job.open()).latest()

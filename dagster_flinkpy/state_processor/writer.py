@@ -10,10 +10,10 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from dagster_flinkpy.checkpoint.locations.savepoint_target import check_target, folders_of
 from dagster_flinkpy.checkpoint.metadata import METADATA_NAME, CheckpointKind, CheckpointMetadata
 from dagster_flinkpy.checkpoint.operator_states import OperatorState, SubtaskState
 from dagster_flinkpy.checkpoint.savepoints.savepoint import as_savepoint, copy_files
-from dagster_flinkpy.checkpoint.savepoints.savepoint_target import check_target, folders_of
 from dagster_flinkpy.checkpoint.savepoints.stored_checkpoint import open_checkpoint
 from dagster_flinkpy.common.clock import current_millis
 from dagster_flinkpy.common.typeinfo import TypeInformation

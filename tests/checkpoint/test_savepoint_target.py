@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from dagster_flinkpy.checkpoint.head import HEAD_KEY, Head
-from dagster_flinkpy.checkpoint.savepoints.savepoint_target import check_job, check_target
+from dagster_flinkpy.checkpoint.locations.savepoint_target import check_job, check_target
 from dagster_flinkpy.common import Types
 from dagster_flinkpy.connectors import ParquetSink
 from dagster_flinkpy.datastream import SavepointFormatType, StreamExecutionEnvironment

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 
 from dagster_flinkpy.checkpoint.forks.job_disposal import split_origin
+from dagster_flinkpy.checkpoint.locations.savepoint_target import overlap
 from dagster_flinkpy.checkpoint.operator_program import OperatorProgram, operator_program
-from dagster_flinkpy.checkpoint.savepoints.savepoint_target import overlap
 from dagster_flinkpy.checkpoint.store import CompletedCheckpointStore
 from dagster_flinkpy.datastream.operator_specs import BlockingEdgeSinkSpec, SinkSpec
 from dagster_flinkpy.datastream.program.job_graph import JobGraph

@@ -74,7 +74,7 @@ def write_savepoint(
         metadata: A fully acknowledged checkpoint. For a native savepoint it must be completed.
         source: The store with its files, rooted at the job's prefix.
         target: The folder in which to create the savepoint's folder; see
-            :func:`~dagster_flinkpy.checkpoint.savepoints.savepoint_target.check_target`.
+            :func:`~dagster_flinkpy.checkpoint.locations.savepoint_target.check_target`.
         format_type: The format. A native savepoint must be written where its files are.
         name: The last part of the folder's name, which no other savepoint may have. Default: random.
         go_on: Called before each file is copied with False, and with True before the savepoint appears. It raises to

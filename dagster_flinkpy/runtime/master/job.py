@@ -23,6 +23,8 @@ from dagster_flinkpy.checkpoint.coordinator.instructions import WriteMetadata
 from dagster_flinkpy.checkpoint.coordinator.statistics import CheckpointStatistics
 from dagster_flinkpy.checkpoint.coordinator.timeline import CheckpointTimeline
 from dagster_flinkpy.checkpoint.forks.fork_sinks import refuse_sinks_of_origins
+from dagster_flinkpy.checkpoint.locations.own_rows import check_own_rows
+from dagster_flinkpy.checkpoint.locations.savepoint_target import check_job
 from dagster_flinkpy.checkpoint.metadata import STOPPED, CheckpointMetadata
 from dagster_flinkpy.checkpoint.operator_program import operator_folders
 from dagster_flinkpy.checkpoint.operator_states import EXCHANGE_FOLDER
@@ -30,7 +32,6 @@ from dagster_flinkpy.checkpoint.partitions import PartitionEnd
 from dagster_flinkpy.checkpoint.recomputation import Recomputation
 from dagster_flinkpy.checkpoint.reports.execution_report import ExecutionReport
 from dagster_flinkpy.checkpoint.restore import RestorePlan
-from dagster_flinkpy.checkpoint.savepoints.savepoint_target import check_job
 from dagster_flinkpy.checkpoint.starting_point import Restore
 from dagster_flinkpy.checkpoint.store import CompletedCheckpointStore
 from dagster_flinkpy.common.clock import current_millis
@@ -57,7 +58,6 @@ from dagster_flinkpy.runtime.master.job_session import JobSession, SharedSession
 from dagster_flinkpy.runtime.master.job_state import JobState
 from dagster_flinkpy.runtime.master.lease_keeper import LeaseKeeper, await_leadership
 from dagster_flinkpy.runtime.master.mailbox import InlineMailbox, Mailbox, ThreadMailbox
-from dagster_flinkpy.runtime.master.own_rows import check_own_rows
 from dagster_flinkpy.runtime.master.regions.job_regions import JobRegions
 from dagster_flinkpy.runtime.master.regions.region_epoch import Turn
 from dagster_flinkpy.runtime.master.regions.region_runner import JobRunner

@@ -11,6 +11,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from dagster_flinkpy.checkpoint.locations.own_rows import check_own_rows
 from dagster_flinkpy.common import Configuration, Types, WatermarkStrategy
 from dagster_flinkpy.connectors import CsvSink, DeltaSink, ParquetSink, ParquetSource
 from dagster_flinkpy.datastream import StreamExecutionEnvironment
@@ -18,7 +19,6 @@ from dagster_flinkpy.datastream.connectors import FileSource
 from dagster_flinkpy.datastream.formats.csv import CsvReaderFormat
 from dagster_flinkpy.datastream.program.job_graph import JobGraph
 from dagster_flinkpy.errors import ConfigurationError, HeadLostError
-from dagster_flinkpy.runtime.master.own_rows import check_own_rows
 from dagster_flinkpy.runtime.user_logs import LogEntry
 from dagster_flinkpy.storage import StorageLocation
 from tests.runtime.harness import HarnessAttempt

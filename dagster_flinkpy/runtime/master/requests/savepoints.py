@@ -8,10 +8,10 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import timedelta
 
+from dagster_flinkpy.checkpoint.locations.savepoint_target import check_target
 from dagster_flinkpy.checkpoint.metadata import CheckpointMetadata
 from dagster_flinkpy.checkpoint.offline import without_committables
 from dagster_flinkpy.checkpoint.savepoints.savepoint import write_savepoint
-from dagster_flinkpy.checkpoint.savepoints.savepoint_target import check_target
 from dagster_flinkpy.checkpoint.store import CompletedCheckpointStore
 from dagster_flinkpy.datastream.checkpointing.savepoint_format_type import SavepointFormatType
 from dagster_flinkpy.errors import (

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from itertools import product
 from typing import Any, cast
 
-from dagster_flinkpy.checkpoint.savepoints.savepoint_target import key_below
+from dagster_flinkpy.checkpoint.locations.savepoint_target import key_below
 from dagster_flinkpy.connectors.commit.table_sink import TableSink
 from dagster_flinkpy.connectors.files.parquet_source import ParquetSource
 from dagster_flinkpy.connectors.lake.lake_sink import LakeSink
