@@ -582,10 +582,7 @@ class TwoPhaseCommittingSink(Sink):
 
     @property
     def replaces_whole_partitions(self) -> bool:
-        """Whether a time partition that runs again replaces all rows of it in the target, also those of other sinks.
-
-        Then a job cannot have two such sinks with the same `uri`. Default: False.
-        """
+        """Whether a time partition replaces all its rows, so that no two sinks of a job may have one `uri`: no."""
         return False
 
     def for_owner(self, owner: str) -> TwoPhaseCommittingSink:
