@@ -90,7 +90,8 @@ class OverlayTable(ABC):
         self.layout = TableLayout(
             self.name, self.kind, key_type, self.namespace_type, self.map_key_type, self.value_type, self.ttl
         )
-        self.runs = Runs(self.layout, self._handles, self._files, exact=self.exact)
+        exact = self.exact and not self.ttl  # storage drops what has expired
+        self.runs = Runs(self.layout, self._handles, self._files, exact=exact)
 
     def restore(self, handles: Sequence[RunHandle]) -> None:
         """Replaces the restored runs. Call it before :meth:`bind`."""

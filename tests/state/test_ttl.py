@@ -320,6 +320,15 @@ def test_compaction_drops_what_has_expired(make_backend: MakeBackend, store: Loc
     assert all(at.table(name, snapshot).rows < 20 for name in ("value", "list", "map"))
 
 
+def test_a_list_that_is_emptied_after_it_was_left_out_needs_no_tombstone(make_backend: MakeBackend) -> None:
+    at = At(make_backend, builder().cleanup_full_snapshot().build())
+    at.list.add(0)
+    at.time = TTL
+    at.backend.snapshot()
+    at.list.update([])
+    assert not any(table.rows for table in at.backend.snapshot().tables)
+
+
 def test_a_full_snapshot_leaves_out_what_has_expired(make_backend: MakeBackend) -> None:
     at = At(make_backend, builder().cleanup_full_snapshot().build())
     for i in range(5):
