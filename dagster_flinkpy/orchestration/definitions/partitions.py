@@ -10,10 +10,10 @@ from dagster import PartitionsDefinition as AnyPartitionsDefinition
 from dagster import TimeWindowPartitionsDefinition as PartitionsDefinition
 
 from dagster_flinkpy.datastream.connectors.partitions import TimePartition
+from dagster_flinkpy.datastream.program.partitioned_program import check_partitioned
 from dagster_flinkpy.errors import ConfigurationError
 from dagster_flinkpy.orchestration.flink_job import FlinkJob
 from dagster_flinkpy.orchestration.job_assets import JobAssets
-from dagster_flinkpy.runtime.master.epochs.partition_input import check_partitioned
 
 __all__ = ["check_partitions", "partitioned"]
 

@@ -28,10 +28,10 @@ from dagster_flinkpy.datastream.connectors.number_seq import NumberSequenceSourc
 from dagster_flinkpy.datastream.connectors.partitions import TimePartition
 from dagster_flinkpy.datastream.data_stream import DataStream
 from dagster_flinkpy.datastream.program.job_graph import JobGraph
+from dagster_flinkpy.datastream.program.partitioned_program import check_partitioned
 from dagster_flinkpy.datastream.state import MapStateDescriptor, ValueStateDescriptor
 from dagster_flinkpy.errors import ConfigurationError, JobGraphError
 from dagster_flinkpy.orchestration.sensors.waiting_input import WaitingInput
-from dagster_flinkpy.runtime.master.epochs.partition_input import check_partitioned
 from dagster_flinkpy.runtime.master.epochs.split_planner import create_enumerator
 from dagster_flinkpy.runtime.shuffle.wire import WireRow
 from dagster_flinkpy.storage import StorageLocation
