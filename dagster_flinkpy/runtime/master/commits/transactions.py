@@ -58,23 +58,17 @@ class Transactions:
                 is older than what was committed.
         """
         committed, latest = 0, self._attempt.latest
-        if start_over:  # the folder of the job may be another one, and rows of a greater id are never replaced
+        told = self._restore.path is not None or self._restore.start_empty
+        if start_over or told:  # the folder of the job may be another one, and rows of a greater id are never replaced
             self._attempt.start_after(self.committers.last_committed() or 0)
-        elif self._attempt.head.new:
-            try:
-                self.committers.check_new(self._store.store.url)
-            except HeadLostError:
-                self.check_leader()  # an attempt that took over may have committed meanwhile
-                raise
-        if self._restore.path is not None or self._restore.start_empty:
-            self._attempt.start_after(self.committers.last_committed() or 0)  # which may be of another folder
-        elif latest is not None:
-            self._check_not_ahead(latest)
+        if not start_over:
+            self._check_folder(None if told else latest)
+        if latest is not None and not told:
             self._check_kept(latest)
         if latest is not None and self._attempt.committed != latest.checkpoint_id:
             prepared = {o.uid: n for o in latest.operators if (n := sum(len(s.committables) for s in o.subtasks))}
             own = {uid: number for uid, number in prepared.items() if uid in self.committers.uids}
-            if self._restore.path is not None or self._restore.start_empty:
+            if told:
                 self._check_left_behind(latest, prepared.keys() - own.keys())
             self.committers.check_targets(latest)
             try:
@@ -101,10 +95,14 @@ class Transactions:
                     f"it, or set allow_non_restored_state to [{uid!r}] to give it up."
                 )
 
-    def _check_not_ahead(self, latest: CheckpointMetadata) -> None:
-        """Checks that the folder of the job is not older than what sinks have committed."""
+    def _check_folder(self, latest: CheckpointMetadata | None) -> None:
+        """Checks that the folder of the job is neither a new one nor older than what sinks have committed."""
+        url = self._store.store.url
         try:
-            self.committers.check_not_ahead(self._attempt.next_checkpoint_id - 1, latest, self._store.store.url)
+            if self._attempt.head.new:
+                self.committers.check_new(url)
+            elif latest is not None:
+                self.committers.check_not_ahead(self._attempt.next_checkpoint_id - 1, latest, url)
         except HeadLostError:
             self.check_leader()  # an attempt that took over may have committed meanwhile
             raise

@@ -5,12 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from dagster_flinkpy.datastream.connectors.base import (
-    Json,
-    SourceSplit,
-    SplitEnumerator,
-    SplitEnumeratorContext,
-)
+from dagster_flinkpy.datastream.connectors.base import Json, SourceSplit, SplitEnumerator, SplitEnumeratorContext
 
 __all__ = ["WholeInput"]
 
