@@ -144,6 +144,8 @@ def storage_location(settings: Any, url: str) -> StorageLocation:
         value = getattr(settings, name, None)
         return None if value is None else resolved(value, name)
 
+    if optional("endpoint_url") and "://" not in url and not url.startswith(("/", "~")):
+        raise ConfigurationError(f"url {url!r} is a local path, but endpoint_url is that of S3: write 's3://{url}'")
     warn_if_relative(url, "the url of a storage")
     return StorageLocation(
         url,

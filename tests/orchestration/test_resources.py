@@ -99,3 +99,9 @@ def test_metric_reporters_of_the_deployment() -> None:
     assert SparkResource(metric_reporters=options).reporters() == (PrometheusOptions((9300,)),)
     with pytest.raises(ConfigurationError, match=r"has 'state\.backend\.type', not 'metrics\.reporter"):
         SparkResource(metric_reporters={"state.backend.type": "rocksdb"}).reporters()
+
+
+def test_a_bucket_without_its_scheme_is_refused() -> None:
+    storage = CheckpointStorageResource(url="bucket/checkpoints", endpoint_url="http://host:9000")
+    with pytest.raises(ConfigurationError, match=r"write 's3://bucket/checkpoints'"):
+        storage.location()

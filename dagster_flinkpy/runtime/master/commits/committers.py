@@ -35,9 +35,6 @@ __all__ = ["Committers"]
 P = ParamSpec("P")
 T = TypeVar("T")
 
-_LOOKED_AHEAD = 3
-"""How many ids after the last one are looked for in a folder of files. Epochs without rows leave gaps."""
-
 
 class Committers:
     """One committer for each sink that has something to commit."""
@@ -254,9 +251,8 @@ class Committers:
         for uid, committer in self._committers.items():
             ahead: int | None = None
             if isinstance(committer, StagedFileCommitter):
-                following = range(known + 1, known + 1 + _LOOKED_AHEAD)
                 what = f"looking for what sink {uid!r} has committed"
-                ahead = next((n for n in following if self._run(uid, what, committer.has_files, n)), None)
+                ahead = self._run(uid, what, committer.committed_after, known)
             elif committer.is_record_with_rows():
                 ahead = self._last_committed(uid)
             if ahead is not None and ahead > known:
