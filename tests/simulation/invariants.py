@@ -335,7 +335,8 @@ class Invariants:
         if asked.leaves is not None and asked.leaves not in {*head.unclaimed, *self.released}:
             self._fail(f"checkpoint {number} does not leave {asked.leaves} to its owner")
         started_from = None if asked.offline else asked.start or 0
-        if problem := expected_ends(head, old, done.metadata, started_from, self.scenario):
+        repeats = lambda checkpoint_id: self.completed[checkpoint_id].read == done.read  # noqa: E731
+        if problem := expected_ends(head, old, done.metadata, started_from, self.scenario, repeats):
             self._fail(f"checkpoint {number}: {problem}")
         for end in head.partitions:
             if self.completed[end.checkpoint_id].read != (end.ordinal + 1) * PARTITION_SPLITS:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from dagster_flinkpy.checkpoint.head import Head
 from dagster_flinkpy.checkpoint.metadata import CheckpointMetadata
 from tests.simulation.program import Scenario
@@ -10,7 +12,12 @@ __all__ = ["expected_ends"]
 
 
 def expected_ends(
-    new: Head, old: Head, metadata: CheckpointMetadata, started_from: int | None, scenario: Scenario
+    new: Head,
+    old: Head,
+    metadata: CheckpointMetadata,
+    started_from: int | None,
+    scenario: Scenario,
+    repeats: Callable[[int], bool],
 ) -> str | None:
     """Returns what is wrong with the end states on HEAD, or None.
 
@@ -21,6 +28,7 @@ def expected_ends(
         started_from: Checkpoint from which its attempt was asked to start. 0 if none has to stay; None if the attempt
             does not know the scenario and drops none.
         scenario: The scenario, which says which end states are kept.
+        repeats: Takes a checkpoint, and returns whether this one has read as much.
     """
     before = {end.partition: end for end in old.partitions}
     after = {end.partition: end for end in new.partitions}
@@ -28,7 +36,7 @@ def expected_ends(
         moved = end.checkpoint_id == metadata.checkpoint_id
         if key in before and end.checkpoint_id != before[key].checkpoint_id and not moved:
             return f"the end state of {key} has changed without a run"
-        if moved and key != metadata.partition and before[key].checkpoint_id != metadata.parent_id:
+        if moved and key != metadata.partition and not repeats(before[key].checkpoint_id):
             return f"it is the end state of {key}, which it does not hold"
     if metadata.partition is not None and metadata.partition not in after:
         return f"the end state of {metadata.partition} is not kept, though the next partition starts from it"

@@ -26,7 +26,7 @@ from tests.simulation.edges import put_back
 from tests.simulation.invariants import Asked, Invariants
 from tests.simulation.job import SimulatedAttempt
 from tests.simulation.program import JOB, PARTITION_SPLITS, PARTITIONS, SourceShape, partition
-from tests.simulation.upkeep import GRACE, Upkeep
+from tests.simulation.upkeep import GRACE, Upkeep, is_no_end_state
 from tests.simulation.world import Actor, Chaos, World
 
 __all__ = ["Supervisor"]
@@ -197,6 +197,7 @@ class Supervisor:
             except _NEVER as error:
                 # The requested checkpoint may have been subsumed, claimed or disposed of meanwhile.
                 gone = run.restore_from in self._invariants.savepoints.given_up
+                gone = gone or is_no_end_state(error, self._scenario)
                 if not gone and not (isinstance(error, RestoreError) and run.restore_from.startswith("chk-")):
                     world.report(f"{name}: {type(error).__name__}: {error}")
             except FlinkPyError as error:

@@ -27,10 +27,10 @@ from dagster_flinkpy.runtime.master.job import JobAttempt
 from dagster_flinkpy.storage import StorageLocation
 from tests.simulation.bucket import URL
 from tests.simulation.invariants import Asked, Invariants
-from tests.simulation.program import JOB, SimulatedLocation
+from tests.simulation.program import JOB, Scenario, SimulatedLocation
 from tests.simulation.world import World
 
-__all__ = ["GRACE", "Upkeep"]
+__all__ = ["GRACE", "Upkeep", "is_no_end_state"]
 
 _ELSEWHERE = f"{URL}/elsewhere"
 GRACE = timedelta(hours=4)
@@ -38,6 +38,11 @@ GRACE = timedelta(hours=4)
 
 _NEVER = (CorruptMetadataError, CorruptStateError, RestoreError)
 """Errors that must not occur, because nothing is damaged in the simulation."""
+
+
+def is_no_end_state(error: FlinkPyError, scenario: Scenario) -> bool:
+    """Returns whether a restore was refused because partitions start from end states only."""
+    return scenario.partitioned and isinstance(error, RestoreError) and "is not the end state of" in str(error)
 
 
 class Upkeep:
@@ -163,7 +168,7 @@ class Upkeep:
             )  # in flight, it may be anything
             restore_savepoint(self._job, location, owner=name, now_ms=self._world.clock(), allow_pickled_state=live)
         except _NEVER as error:
-            if url in savepoints.there:
+            if url in savepoints.there and not is_no_end_state(error, self._invariants.scenario):
                 raise
             self._world.note(f"it is gone: {error}")
 
