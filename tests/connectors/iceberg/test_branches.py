@@ -312,7 +312,7 @@ def test_a_fork_that_would_write_to_the_branch_of_the_original_is_refused(tmp_pa
         said = r"sink 'sink' writes to file:///.*Give the sink of the fork another .*, table, branch or topic"
         with pytest.raises(ConfigurationError, match=said):
             one_epoch(sink_in(tmp_path, branch=after), there, "fork")
-        one_epoch(sink_in(tmp_path, branch="other"), there, "fork")
+        one_epoch(sink_in(tmp_path, branch=f"other{number}"), there, "fork")
     files = str(tmp_path / "files")
     forked(tmp_path / "parquet", ParquetSink(files))
     with pytest.raises(ConfigurationError, match="Both would write the same rows"):
