@@ -307,12 +307,12 @@ def test_a_fork_and_its_original_write_to_two_branches_of_a_table_wherever_they_
 
 def test_a_fork_that_would_write_to_the_branch_of_the_original_is_refused(tmp_path: Path) -> None:
     for number, (before, after) in enumerate([("main", "main"), (BRANCH, BRANCH)]):
-        there = tmp_path / str(number)
-        forked(there, sink_in(tmp_path, branch=before))
+        (there := tmp_path / str(number)).mkdir()
+        forked(there, sink_in(there, branch=before))
         said = r"sink 'sink' writes to file:///.*Give the sink of the fork another .*, table, branch or topic"
         with pytest.raises(ConfigurationError, match=said):
-            one_epoch(sink_in(tmp_path, branch=after), there, "fork")
-        one_epoch(sink_in(tmp_path, branch=f"other{number}"), there, "fork")
+            one_epoch(sink_in(there, branch=after), there, "fork")
+        one_epoch(sink_in(there, branch="other"), there, "fork")
     files = str(tmp_path / "files")
     forked(tmp_path / "parquet", ParquetSink(files))
     with pytest.raises(ConfigurationError, match="Both would write the same rows"):
