@@ -30,6 +30,7 @@ __all__ = [
     "COMMITS",
     "METADATA_NAME",
     "REPEATS",
+    "RESTORED_BY",
     "STOPPED",
     "WINDOW",
     "CheckpointKind",
@@ -46,6 +47,8 @@ ANCESTORS = "ancestors"
 `CheckpointMetadata.ancestors`."""
 REPEATS = "repeats"
 """Property of a checkpoint that has read nothing since another one; see `CheckpointMetadata.read_by`."""
+RESTORED_BY = "restored_by"
+"""Property of a checkpoint; see `CheckpointMetadata.restored_by`."""
 STOPPED = "stopped"
 """Property of the checkpoint with which a job was stopped."""
 WINDOW = "window"
@@ -156,6 +159,22 @@ class CheckpointMetadata(JsonRecord, omit_defaults=True):
         if type(stored) is list and [type(part) for part in stored] == [str, int]:
             return stored[0], stored[1]
         raise CorruptMetadataError(f"property {REPEATS!r} of checkpoint {self.checkpoint_id} is {stored!r:.100}")
+
+    @property
+    def restored_by(self) -> tuple[str, ...]:
+        """The last runs of the job that restored a savepoint or an older checkpoint, or started from empty state.
+
+        Each of them has completed a checkpoint since, this one or one before it. A run's retries have its id.
+
+        Raises:
+            CorruptMetadataError: The property is something else.
+        """
+        stored = self.properties.get(RESTORED_BY, [])
+        if type(stored) is str:  # earlier releases knew the last one only
+            return (stored,)
+        if type(stored) is list and all(type(each) is str for each in stored):
+            return tuple(stored)
+        raise CorruptMetadataError(f"property {RESTORED_BY!r} of checkpoint {self.checkpoint_id} is {stored!r:.100}")
 
     def ancestors_of(self, job_id: str) -> tuple[tuple[str, int], ...]:
         """Returns the ancestors of a job that continues from this checkpoint or savepoint.

@@ -15,6 +15,7 @@ from dagster_flinkpy.checkpoint.metadata import (
     ANCESTORS,
     COMMITS,
     REPEATS,
+    RESTORED_BY,
     STOPPED,
     CheckpointKind,
     CheckpointMetadata,
@@ -203,8 +204,11 @@ def restore_savepoint(
         restored = without_committables(import_savepoint(source, checkpoints.store, f"{attempt.token}-0", files=files))
         attempt.start_after(restored.checkpoint_id)
         ancestors = [list(each) for each in restored.ancestors_of(job.name)]
-        properties = {name: value for name, value in restored.properties.items() if name not in (STOPPED, ANCESTORS)}
+        without = (STOPPED, ANCESTORS, RESTORED_BY)
+        properties = {name: value for name, value in restored.properties.items() if name not in without}
         properties |= {ANCESTORS: ancestors} if ancestors else {}
+        if attempt.latest is not None and attempt.latest.restored_by:
+            properties[RESTORED_BY] = list(attempt.latest.restored_by)
         properties[REPEATS] = list(restored.read_by)
         restored = replace(restored, job_id=job.name)
         return _complete(checkpoints, attempt, restored, restored.checkpoint_id, properties, now_ms)

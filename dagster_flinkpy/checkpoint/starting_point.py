@@ -11,7 +11,13 @@ from typing import Any
 from dagster_flinkpy.checkpoint.attempt import Attempt
 from dagster_flinkpy.checkpoint.evolution import evolution_since, refuse_other_windows
 from dagster_flinkpy.checkpoint.kept_parallelism import PARALLELISM, settle_parallelism
-from dagster_flinkpy.checkpoint.metadata import COMMITS, METADATA_NAME, CheckpointKind, CheckpointMetadata
+from dagster_flinkpy.checkpoint.metadata import (
+    COMMITS,
+    METADATA_NAME,
+    RESTORED_BY,
+    CheckpointKind,
+    CheckpointMetadata,
+)
 from dagster_flinkpy.checkpoint.offline import without_committables, without_committed
 from dagster_flinkpy.checkpoint.recomputation import Recomputation, without_state
 from dagster_flinkpy.checkpoint.restore import RestorePlan, assign, restore_targets
@@ -29,9 +35,8 @@ from dagster_flinkpy.storage import StorageLocation
 
 __all__ = ["Restore"]
 
-_RESTORED_BY = "restored_by"
-"""Property of a checkpoint: the run that restored a savepoint or an older checkpoint, or started from empty state, and
-then completed this one, or one from which others have continued since."""
+_MOST_RUNS = 16
+"""How many runs that have restored something a job remembers, so that their retries do not restore it again."""
 
 
 @dataclass
@@ -64,20 +69,24 @@ class Restore:
     """A savepoint that the job owns now, and deletes once it has completed a checkpoint."""
 
     def __post_init__(self) -> None:
-        self._restored_by = None if self.path is None and not self.start_empty else self.run_id
+        self._restored_by: tuple[str, ...] = ()
 
     def skip_if_restored(self, latest: CheckpointMetadata | None) -> None:
         """Continues from the latest checkpoint if an earlier try of the run has started anew and completed one.
 
-        Other runs may have continued since.
+        Other runs may have continued since, or have restored something else.
         """
-        by = None if latest is None else latest.properties.get(_RESTORED_BY)
-        if self.path is None and not self.start_empty:
-            self._restored_by = by
-        elif by is not None and by == self._restored_by:
+        self._restored_by = () if latest is None else latest.restored_by
+        if self.run_id is None or (self.path is None and not self.start_empty):
+            return
+        if latest is not None and self.run_id in self._restored_by:
             done = "started from empty state" if self.path is None else f"restored {self.path}"
-            self.progress(f"an earlier try of this run has {done}; this one continues from there")
+            self.progress(
+                f"an earlier try of this run has {done}; this one continues from checkpoint {latest.checkpoint_id}"
+            )
             self.path, self.start_empty = None, False
+        else:
+            self._restored_by = (*self._restored_by, self.run_id)[-_MOST_RUNS:]
 
     def continue_run(self) -> None:
         """Lets the next attempt of the same run start from the latest checkpoint, which the run has completed."""
@@ -238,7 +247,7 @@ class Restore:
     @property
     def properties(self) -> dict[str, Any]:
         """The properties that the attempt adds to its checkpoints."""
-        return {PARALLELISM: self.parallelism, _RESTORED_BY: self._restored_by}
+        return {PARALLELISM: self.parallelism, RESTORED_BY: list(self._restored_by) or None}
 
     def dispose_claimed(self, owner: str, now_ms: int) -> None:
         """Deletes the claimed savepoint, if there is one; called once the job has completed a checkpoint."""

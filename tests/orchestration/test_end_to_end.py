@@ -10,9 +10,12 @@ import pyarrow.parquet as pq
 import pytest
 from dagster import AssetKey, DagsterInstance, Definitions, ExecuteInProcessResult
 
+from dagster_flinkpy.checkpoint.offline import restore_savepoint
 from dagster_flinkpy.checkpoint.store import CompletedCheckpointStore
+from dagster_flinkpy.common.clock import current_millis
 from dagster_flinkpy.orchestration import build_flink_jobs, flink_assets
 from dagster_flinkpy.orchestration.runs.runs_of_job import FIRST_TRY_TAG
+from dagster_flinkpy.storage import StorageLocation
 from tests.orchestration.programs import Count, word_count
 
 pytestmark = [pytest.mark.spark, pytest.mark.usefixtures("one_server")]
@@ -110,6 +113,22 @@ def test_a_restore_that_is_tried_again_is_done_once(deployment: Deployment) -> N
     deployment.materialize()
     savepoint = deployment.run_job("words_savepoint").output_for_node("take_savepoint_of_words")
     restored = deployment.run_job("words_restore", savepoint_path=savepoint)
+    assert deployment.materialize().success
+    deployment.run_job("words_restore", savepoint_path=savepoint, first_try=restored.run_id)
+    assert deployment.materialize(epochs=0).success
+    assert deployment.rows() == expected(WORDS)
+
+
+@pytest.mark.parametrize("offline", [False, True])
+def test_a_restore_is_done_once_whatever_has_been_restored_since(deployment: Deployment, offline: bool) -> None:
+    deployment.materialize()
+    savepoint = deployment.run_job("words_savepoint").output_for_node("take_savepoint_of_words")
+    restored = deployment.run_job("words_restore", savepoint_path=savepoint)
+    if offline:
+        copied = StorageLocation(savepoint)
+        restore_savepoint(deployment.storage, copied, owner="test", now_ms=current_millis(), allow_pickled_state=True)
+    else:
+        deployment.run_job("words_restore", savepoint_path=savepoint)
     assert deployment.materialize().success
     deployment.run_job("words_restore", savepoint_path=savepoint, first_try=restored.run_id)
     assert deployment.materialize(epochs=0).success
