@@ -108,7 +108,15 @@ def deletes(system: KafkaRecords) -> Undo | None:
 def makes_anew(system: KafkaRecords) -> Undo | None:
     if not system.visible:
         return None
-    system.cluster.topics[_TOPIC] = [FakePartition(), FakePartition()]
+    system.cluster.make_anew(_TOPIC, [FakePartition(), FakePartition()])
+    return nothing
+
+
+def makes_anew_with_more(system: KafkaRecords) -> Undo | None:
+    if not system.visible:
+        return None
+    partitions = [FakePartition(end=each.end + 1) for each in system.partitions]
+    system.cluster.make_anew(_TOPIC, partitions)
     return nothing
 
 
@@ -139,6 +147,7 @@ KafkaRecords.acts = (
     Act("lets records expire that were not read", expires_unread, (InputExpiredError,), ends=True),
     Act("deletes the topic", deletes, _ERROR, ends=True),
     Act("deletes the topic, and makes it anew, empty", makes_anew, _ERROR, ends=True),
+    Act("deletes the topic, and makes it anew with more records", makes_anew_with_more, _ERROR, ends=True),
     Act("truncates the log, as an unclean election of a leader does", truncates, _ERROR, ends=True),
 )
 

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import cached_property
 from typing import Any
 
-from confluent_kafka import Consumer, KafkaException, TopicPartition
+from confluent_kafka import Consumer, KafkaError, KafkaException, TopicCollection, TopicPartition
+from confluent_kafka.admin import AdminClient
 
 from dagster_flinkpy.datastream.connectors.kafka_source import KafkaSource, KafkaTopicPartition
 from dagster_flinkpy.errors import ConfigurationError, SourceReadError
@@ -20,7 +21,7 @@ BEGINNING, END = -2, -1
 NO_GROUP = "flinkpy"
 """A consumer must have a group. This one never joins it, and never commits for it."""
 _SECONDS = 30.0
-_WARNINGS = "4"
+_WARNINGS, _ERRORS = "4", "3"
 
 
 def shown(each: KafkaTopicPartition) -> str:
@@ -38,18 +39,22 @@ def new_client(kind: Any, settings: Mapping[str, str], where: str) -> Any:
         ) from error
 
 
+def _settings(source: KafkaSource, role: str) -> dict[str, str]:
+    client_id = f"{source.client_id_prefix or 'flinkpy'}-{role}"
+    return {**source.properties, "bootstrap.servers": source.bootstrap_servers, "client.id": client_id}
+
+
 def consumer_of(source: KafkaSource, role: str) -> Any:
     """Returns a consumer for a source, with errors instead of silent jumps."""
     fixed = {
-        "bootstrap.servers": source.bootstrap_servers,
         "group.id": source.group_id or NO_GROUP,
-        "client.id": f"{source.client_id_prefix or 'flinkpy'}-{role}",
         "enable.auto.commit": "false",
         "enable.auto.offset.store": "false",
         "enable.partition.eof": "true",
         "auto.offset.reset": "error",
     }
-    return new_client(Consumer, {"isolation.level": "read_committed", **source.properties, **fixed}, "KafkaSource")
+    settings = {"isolation.level": "read_committed", **_settings(source, role), **fixed}
+    return new_client(Consumer, settings, "KafkaSource")
 
 
 class PartitionLookup:
@@ -95,6 +100,22 @@ class PartitionLookup:
             raise SourceReadError(f"partition {shown(missing[0])} at {source.bootstrap_servers} does not exist")
         return set(source.partitions)
 
+    def identities(self, topics: Collection[str]) -> tuple[str | None, dict[str, str]]:
+        """Returns the id of the cluster, and those that topics got when they were made.
+
+        Brokers before 2.8, and some that only speak Kafka's protocol, do not tell them.
+        """
+        with self._asking("the ids of topics"):
+            there = self.consumer.list_topics(next(iter(topics)), timeout=_SECONDS)
+            if there.controller_id not in there.brokers:  # nobody would answer
+                return there.cluster_id, {}
+            # It warns of the settings that are those of consumers.
+            settings = {"log_level": _ERRORS, **_settings(self._source, "enumerator")}
+            admin = new_client(AdminClient, settings, "KafkaSource")
+            asked = admin.describe_topics(TopicCollection(list(topics)), request_timeout=_SECONDS)
+            found = {name: _id_of(answer) for name, answer in asked.items()}
+        return there.cluster_id, {name: topic_id for name, topic_id in found.items() if topic_id is not None}
+
     def offsets(self, partitions: Iterable[KafkaTopicPartition], when: int) -> dict[KafkaTopicPartition, int]:
         """Returns an offset of each partition: `BEGINNING`, `END`, or the first one of a timestamp or later.
 
@@ -129,3 +150,14 @@ class PartitionLookup:
         """Commits offsets for the group, without waiting for it."""
         committed = [TopicPartition(each.topic, each.partition, offset) for each, offset in offsets.items()]
         self.consumer.commit(offsets=committed, asynchronous=True)
+
+
+def _id_of(answer: Any) -> str | None:
+    try:
+        topic_id = answer.result().topic_id
+    except KafkaException as error:
+        if error.args[0].code() == KafkaError.UNKNOWN_TOPIC_OR_PART:
+            return None
+        raise
+    known = topic_id.get_most_significant_bits() or topic_id.get_least_significant_bits()
+    return str(topic_id) if known else None

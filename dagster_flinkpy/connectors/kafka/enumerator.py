@@ -28,13 +28,15 @@ __all__ = ["KafkaEnumerator", "share"]
 
 _log = logging.getLogger(__name__)
 _Offsets = dict[KafkaTopicPartition, int]
+_RESET = "set_property('auto.offset.reset', 'earliest') or 'latest'; or start from empty state."
 
 
 class KafkaEnumerator(OpenEnumerator[OpenRanges]):
     """Assigns ranges of offsets. They are fixed when they are assigned.
 
     State: the next offset of each partition, the offsets at which partitions end if the input ends, the ranges that are
-    not read to their end, whether the input has ended, and the pattern of the topics.
+    not read to their end, whether the input has ended, the pattern of the topics, and the ids of the cluster and of the
+    topics, as far as brokers tell them: offsets in a topic that was made anew are those of other records.
     """
 
     def __init__(
@@ -53,6 +55,9 @@ class KafkaEnumerator(OpenEnumerator[OpenRanges]):
         self._by_pattern = source.topic_pattern is not None
         self._pattern = source.topic_pattern
         """The pattern by which the topics were found; earlier releases have not stored it."""
+        self._cluster: str | None = None
+        self._ids: dict[str, str] = {}
+        """By topic. Earlier releases have stored none."""
         if restored is not None:
             self._restore(restored)
 
@@ -61,6 +66,9 @@ class KafkaEnumerator(OpenEnumerator[OpenRanges]):
             self._next = _from_json(position_field(restored, "next", list))
         self._stops = _from_json(position_field(restored, "stops", list))
         self._pattern = restored.get("pattern", self._pattern)
+        if restored.get("ids") is not None:
+            self._ids = msgspec.convert(restored["ids"], dict[str, str])
+            self._cluster = restored.get("cluster")
         self._restore_open(restored)
 
     def plan_epoch(self, parallelism: int) -> list[list[SourceSplit]]:
@@ -97,10 +105,12 @@ class KafkaEnumerator(OpenEnumerator[OpenRanges]):
         if self._next is None:
             found = self._lookup.partitions()
             self._next = self._initial(source.starting, found)
+            self._check_ids(self._next)
             self._looked = now
         if source.stopping is not None:
             if self._looked is None:
                 self._change_topics(self._next)
+                self._check_ids(self._next)
                 self._looked = now
             if not self._stops:
                 self._stops = self._initial(source.stopping, set(self._next))
@@ -109,6 +119,7 @@ class KafkaEnumerator(OpenEnumerator[OpenRanges]):
         interval = source.partition_discovery
         if self._looked is None or (interval is not None and now - self._looked >= interval.total_seconds()):
             self._look(self._next)
+            self._check_ids(self._next)
             self._looked = now
         return self._next
 
@@ -125,6 +136,39 @@ class KafkaEnumerator(OpenEnumerator[OpenRanges]):
                 )
             _log.warning("%s is no longer read: it was deleted, or the source has other topics now", shown(each))
             del positions[each]
+
+    def _check_ids(self, positions: _Offsets) -> None:
+        """Checks that the topics are those in which the positions are."""
+        topics = sorted({each.topic for each in positions})
+        cluster, ids = self._lookup.identities(topics) if topics else (self._cluster, {})
+        for topic in topics:
+            if self._ids.get(topic, ids.get(topic)) == ids.get(topic, self._ids.get(topic)):
+                continue
+            if cluster != self._cluster:  # a mirror has the offsets of what it mirrors, or nobody can tell
+                _log.warning(
+                    "topic %s is one of cluster %s now, no longer of %s: the source goes on from the offsets that it "
+                    "has read there",
+                    topic,
+                    cluster,
+                    self._cluster,
+                )
+            elif self._source.reset is None:
+                raise InputExpiredError(
+                    f"topic {topic!r} was deleted and made anew since the source has read it, so there are other "
+                    f"records at its offsets. To read the new ones, {_RESET}"
+                )
+            else:
+                self._begin_anew([each for each in positions if each.topic == topic], positions)
+        self._cluster = cluster
+        self._ids = {topic: found for topic in topics if (found := ids.get(topic, self._ids.get(topic))) is not None}
+
+    def _begin_anew(self, partitions: Sequence[KafkaTopicPartition], positions: _Offsets) -> None:
+        """Goes on in a topic that was made anew where the source says."""
+        begin = self._lookup.offsets(partitions, BEGINNING if self._source.reset == "earliest" else END)
+        for each in partitions:
+            positions[each] = begin[each]
+            self._open.pop(each, None)
+            _log.warning("partition %s continues at offset %d: its topic was made anew", shown(each), begin[each])
 
     def _change_topics(self, positions: _Offsets) -> None:
         """Follows a program that names other topics or partitions than before. Else a bounded input has no new ones."""
@@ -174,7 +218,7 @@ class KafkaEnumerator(OpenEnumerator[OpenRanges]):
         if self._source.reset is None:
             raise InputExpiredError(
                 f"partition {shown(each)} has to be read from offset {position}, but {what}. To continue without them, "
-                "set_property('auto.offset.reset', 'earliest') or 'latest'; or start from empty state."
+                f"{_RESET}"
             )
         to = beginning if self._source.reset == "earliest" else end
         _log.warning("partition %s continues at offset %d instead of %d: %s", shown(each), to, position, what)
@@ -209,6 +253,8 @@ class KafkaEnumerator(OpenEnumerator[OpenRanges]):
             "next": None if self._next is None else _to_json(self._next),
             "stops": _to_json(self._stops),
             "pattern": self._pattern,
+            "cluster": self._cluster,
+            "ids": self._ids,
             **super().snapshot_state(),
         }
 

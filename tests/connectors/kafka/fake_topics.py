@@ -6,13 +6,15 @@ A consumer answers as librdkafka does with ``auto.offset.reset=error`` and ``ena
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any
 from unittest import mock
 
-from confluent_kafka import TIMESTAMP_CREATE_TIME, Consumer, KafkaError, KafkaException
+from confluent_kafka import TIMESTAMP_CREATE_TIME, Consumer, KafkaError, KafkaException, TopicCollection, Uuid
+from confluent_kafka.admin import AdminClient
 
 from dagster_flinkpy.connectors.kafka.client import BEGINNING, END
 
@@ -76,12 +78,26 @@ class FakeTopics:
     """Whether no broker answers."""
     forbidden: bool = False
     """Whether consumers may not read."""
+    cluster_id: str = "cluster"
+    tells_ids: bool = True
+    has_controller: bool = True
+    made: dict[str, int] = field(default_factory=dict)
+    """How often a topic was made anew."""
+
+    def topic_id(self, name: str) -> Uuid:
+        return Uuid(1, self.made.get(name, 0)) if self.tells_ids else Uuid(0, 0)
+
+    def make_anew(self, name: str, partitions: list[FakePartition]) -> None:
+        """Deletes a topic, and makes it again."""
+        self.topics[name], self.made[name] = partitions, self.made.get(name, 0) + 1
 
     @contextmanager
     def serving(self) -> Iterator[None]:
         """Lets the sources of this process read these topics."""
 
         def client(kind: Any, settings: dict[str, str], where: str) -> Any:
+            if kind is AdminClient:
+                return _Admin(self)
             assert kind is Consumer
             assert settings["auto.offset.reset"] == "error"
             assert settings["enable.partition.eof"] == "true"
@@ -103,14 +119,18 @@ class _Consumer:
         if self.cluster.down:
             raise KafkaException(KafkaError(KafkaError._TRANSPORT))
 
-    def list_topics(self, timeout: float) -> Any:
+    def list_topics(self, topic: str | None = None, *, timeout: float) -> Any:
         self._ask()
         error = KafkaError(KafkaError.TOPIC_AUTHORIZATION_FAILED) if self.cluster.forbidden else None
         return SimpleNamespace(
             topics={
                 name: SimpleNamespace(error=error, partitions=dict.fromkeys(range(len(partitions))))
                 for name, partitions in self.cluster.topics.items()
-            }
+                if topic in (None, name)
+            },
+            brokers={1: None},
+            controller_id=int(self.cluster.has_controller),
+            cluster_id=self.cluster.cluster_id,
         )
 
     def offsets_for_times(self, asked: Sequence[Any], timeout: float) -> list[Any]:
@@ -158,3 +178,19 @@ class _Consumer:
 
     def close(self) -> None:
         pass
+
+
+@dataclass
+class _Admin:
+    cluster: FakeTopics
+
+    def describe_topics(self, topics: TopicCollection, request_timeout: float) -> dict[str, Future[Any]]:
+        return {name: self._described(name) for name in topics.topic_names}
+
+    def _described(self, name: str) -> Future[Any]:
+        answer = Future[Any]()
+        if name in self.cluster.topics:
+            answer.set_result(SimpleNamespace(topic_id=self.cluster.topic_id(name)))
+        else:
+            answer.set_exception(KafkaException(KafkaError(KafkaError.UNKNOWN_TOPIC_OR_PART)))
+        return answer

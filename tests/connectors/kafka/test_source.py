@@ -36,6 +36,7 @@ from dagster_flinkpy.runtime.master.job import JobAttempt, JobConfig
 from dagster_flinkpy.spark.sessions import SparkSettings, get_session
 from dagster_flinkpy.storage import StorageLocation
 from dagster_flinkpy.testing import run_local
+from tests.connectors.kafka.fake_topics import FakePartition, FakeTopics
 from tests.connectors.kafka.topics import Topic, committed
 from tests.runtime.harness import HarnessAttempt, collect_graph, collected
 from tests.runtime.programs import environment
@@ -329,6 +330,59 @@ def test_a_position_that_is_gone_is_an_error_unless_the_source_says_where_to_go_
     for reset, found in (("earliest", {0: (oldest, 6)}), ("latest", {})):
         source = builder(topic).set_starting_offsets(starts).set_property("auto.offset.reset", reset).build()
         assert plan(source.create_enumerator(None)) == found
+
+
+def test_a_topic_that_was_made_anew_is_refused_however_many_records_it_has(caplog: pytest.LogCaptureFixture) -> None:
+    """Records of the new topic were never read up to the number of those in the old one."""
+    topics = FakeTopics({"t": [FakePartition()]})
+
+    def append(count: int) -> None:
+        for _ in range(count):
+            topics.topics["t"][0].append(b"x")
+
+    def source(**properties: str) -> KafkaSource:
+        made = KafkaSource.builder().set_bootstrap_servers("b").set_topics("t").set_properties(properties)
+        return made.set_value_only_deserializer(SimpleStringSchema()).set_max_records_per_epoch(2).build()
+
+    with topics.serving():
+        append(5)
+        enumerator = source().create_enumerator(None)
+        assert plan(enumerator) == {0: (0, 2)}
+        enumerator.plan_epoch(1)  # and is not read
+        topics.make_anew("t", [FakePartition()])
+        append(9)
+        for anew in (enumerator, restored(source(), enumerator)):
+            anew._looked = None
+            with pytest.raises(InputExpiredError, match=r"'t' was deleted and made anew.* set_property"):
+                plan(anew)
+        assert plan(restored(source(**{"auto.offset.reset": "earliest"}), enumerator)) == {0: (0, 2)}
+        assert plan(restored(source(**{"auto.offset.reset": "latest"}), enumerator)) == {}
+        topics.cluster_id = "mirror"
+        mirrored = restored(source(), enumerator)
+        assert plan(mirrored) == {0: (2, 4)}
+        assert "topic t is one of cluster mirror now, no longer of cluster" in caplog.text
+        topics.make_anew("t", [FakePartition()])
+        append(9)
+        with pytest.raises(InputExpiredError, match="made anew"):
+            plan(restored(source(), mirrored))
+
+
+@pytest.mark.parametrize("unknown", ["ids", "controller", "position"])
+def test_ids_of_topics_that_nobody_knows_are_none(unknown: str) -> None:
+    topics = FakeTopics({"t": [FakePartition(end=3)]})
+    source = KafkaSource.builder().set_bootstrap_servers("b").set_topics("t")
+    source = source.set_value_only_deserializer(SimpleStringSchema()).build()
+    with topics.serving():
+        enumerator = source.create_enumerator(None)
+        plan(enumerator)
+        position = enumerator.snapshot_state()
+        if unknown == "position":  # of an earlier release
+            del position["ids"], position["cluster"]
+        topics.make_anew("t", [FakePartition(end=5)])
+        topics.tells_ids, topics.has_controller = unknown != "ids", unknown != "controller"
+        again = KafkaEnumerator(source, position)
+        assert plan(again) == {0: (3, 5)}
+        assert bool(again.snapshot_state()["ids"])
 
 
 # --- reading ----------------------------------------------------------------------------------------------------------
