@@ -113,6 +113,11 @@ class TableSink(TwoPhaseCommittingSink):
         return call_registered("table_writer", self, context, type_info)
 
     def create_committer(self, context: CommitterInitContext) -> StagedFileCommitter:
+        if context.job_id.startswith("_"):
+            raise ConfigurationError(
+                f"the files of job {context.job_id!r} in {self.location.url} would begin with its name, and readers "
+                "ignore files that begin with '_': give the job another name"
+            )
         store = self.location.open()
         if next(store.list("_delta_log/"), None) is not None:
             raise ConfigurationError(

@@ -98,6 +98,13 @@ def test_values_of_columns_become_folders(tmp_path: Path, kind: Callable[..., Ta
     ]
 
 
+@pytest.mark.parametrize("kind", SINKS)
+def test_a_job_whose_files_no_reader_would_see_is_refused(tmp_path: Path, kind: Callable[..., TableSink]) -> None:
+    with pytest.raises(ConfigurationError, match=r"the files of job '_job' in .* ignore files that begin with '_'"):
+        kind(str(tmp_path)).create_committer(CommitterInitContext("_job", "table", 1))
+    kind(str(tmp_path)).create_committer(CommitterInitContext("job", "_table", 1))
+
+
 VALUES = [
     (Types.STRING(), ["a/b=c", "ü %", "..", "x" * 50]),
     (Types.LONG(), [-(2**63), 0]),
