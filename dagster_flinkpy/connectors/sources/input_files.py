@@ -21,8 +21,14 @@ __all__ = ["input_files", "is_hidden", "reading"]
 
 
 def is_hidden(key: str) -> bool:
-    """Returns whether a source ignores a file: a part of its path begins with ``_`` or ``.``."""
-    return any(part.startswith((".", "_")) for part in key.split("/"))
+    """Returns whether a source ignores a file: a part of its path begins with ``_`` or ``.``.
+
+    As in Spark, a folder of the rows with a value in a column is no such part, even if the column is ``_day``.
+    """
+    *folders, name = key.split("/")
+    return name.startswith((".", "_")) or any(
+        part.startswith(".") or (part.startswith("_") and "=" not in part) for part in folders
+    )
 
 
 @contextmanager

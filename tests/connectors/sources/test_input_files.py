@@ -179,6 +179,16 @@ def test_other_names_are_read(folder: Path, make: Make) -> None:
     assert len(numbers(parquet(folder))) == 6
 
 
+@SOURCES
+def test_the_folder_of_a_value_is_no_hidden_one(folder: Path, make: Make) -> None:
+    """Files of a sink that partitions by such a column were not read, and nobody said so."""
+    there = ["_day=1/2.parquet", "b/_p=%2F/_q=/3.parquet"]
+    hidden = ["_x/_day=1/4.parquet", "._p=1/5.parquet", "_p=6.parquet"]
+    for name in there + hidden:
+        write(folder / name, 2)
+    assert names(make(folder)) == sorted(["a/1.parquet", *there])
+
+
 def test_folders_of_s3_consoles_are_no_files(s3_location: StorageLocation) -> None:
     store = s3_location.child("in").open()
     client = store._client  # type: ignore[attr-defined]
