@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from itertools import pairwise
 from typing import Any
@@ -11,6 +11,7 @@ from urllib.parse import unquote, urlsplit
 
 import numpy as np
 
+from dagster_flinkpy.connectors.files.partition_runs import PartitionRuns
 from dagster_flinkpy.connectors.files.text_content import TextFile, ends_of_records, location_of
 from dagster_flinkpy.connectors.sources.input_files import input_files, reading
 from dagster_flinkpy.connectors.sources.known_files import KnownFiles, some_of, version_of
@@ -37,14 +38,17 @@ class FileEnumerator(OpenEnumerator[OpenSplits]):
     read, which is an error. A known file that was deleted and comes back as it was is still known; another file with
     its name is new.
 
-    State: the known files, and the splits that are not yet read to the end.
+    State: the known files, the runs of partitions that some of them are of, and the splits that are not yet read to the
+    end.
     """
 
     def __init__(self, source: FileSource, restored: Json | None) -> None:
         super().__init__(source.limits, OpenSplits(source.limits, _TextMeter(source), root=str, key=str, size=int))
-        self._source, self._known = source, KnownFiles()
+        self._source, self._known, self._runs = source, KnownFiles(), PartitionRuns()
         self._names: frozenset[str] = frozenset()
         """Names of all files ever found, if an earlier release stored the position. Otherwise empty."""
+        self._unnoted = False
+        """Whether known files may be of partitions, because an earlier release stored the position."""
         self._bounded = source.bounded is not False
         self._listed = False
         if restored is not None:
@@ -61,6 +65,8 @@ class FileEnumerator(OpenEnumerator[OpenSplits]):
         if "files" in position:
             gone = position_field({"gone": "", **position}, "gone", str)
             self._known = KnownFiles.from_json(position_field(position, "files", str), gone)
+            self._runs = PartitionRuns.from_json(position_field({"runs": "", **position}, "runs", str))
+            self._unnoted = "runs" not in position
         else:
             self._names = frozenset(str(name) for name in position_field(position, "found", list))
 
@@ -81,11 +87,23 @@ class FileEnumerator(OpenEnumerator[OpenSplits]):
                 "Move them away, and write new data to new files. To read them again, start from a checkpoint before "
                 "them, or from empty state."
             )
+        self._check_runs(files)
         for name, (root, info) in files.items():
             if name not in self._known:
                 self._known.add(name, info)
                 self._divide(name, root, info, parallelism)
         self._listed, self._ended = True, self._bounded
+
+    def _check_runs(self, files: Iterable[str]) -> None:
+        """Checks that new files are of one run of each partition, the one that was read if any was."""
+        runs, unnoted, self._unnoted = self._runs.copy(), self._unnoted, False
+        for name in files if unnoted else ():
+            if name in self._known:
+                runs.note(name)
+        for name in files:
+            if name not in self._known:
+                runs.add(name)
+        self._runs = runs
 
     def _divide(self, name: str, root: StorageLocation, info: ObjectInfo, parallelism: int) -> None:
         properties = {"root": root.url, "key": info.key, "size": info.size, "version": version_of(info)}
@@ -121,7 +139,7 @@ class FileEnumerator(OpenEnumerator[OpenSplits]):
         return [name for name in read if name not in open_files]
 
     def snapshot_state(self) -> Json:
-        position = {**super().snapshot_state(), "listed": self._listed}
+        position = {**super().snapshot_state(), "listed": self._listed, **self._runs.to_json()}
         # If there are names, nothing has been listed since the position of an earlier release was restored.
         return position | ({"found": sorted(self._names)} if self._names else self._known.to_json())
 

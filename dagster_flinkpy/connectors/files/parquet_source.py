@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING
 from dagster_flinkpy.common.arguments import check_count
 from dagster_flinkpy.common.decimals import check_has_scale
 from dagster_flinkpy.common.typeinfo import RowTypeInfo
-from dagster_flinkpy.connectors.commit.staged_files import partition_of, written_by
 from dagster_flinkpy.connectors.commit.table_sink import checked_location
+from dagster_flinkpy.connectors.files.partition_runs import PartitionRuns
 from dagster_flinkpy.connectors.sources.declared_source import RowSource, names_of_partition
 from dagster_flinkpy.connectors.sources.input_files import input_files, reading
 from dagster_flinkpy.connectors.sources.known_files import KnownFiles, some_of, unchanged, version_of
@@ -298,6 +298,7 @@ class _ParquetEnumerator(OpenEnumerator[OpenSplits]):
 
     def plan_epoch(self, parallelism: int) -> list[list[SourceSplit]]:
         new = [] if self._ended else self._after_last(self._source.files(self._store))
+        self._check_runs([info.key for info in new])
         limit = self._source.max_files_per_epoch
         allowed = new if limit is None else new[: max(limit - self._open_files(), 0)]
         opened, at_once = 0, _THREADS if self._source.limits else max(len(allowed), 1)
@@ -372,23 +373,13 @@ class _ParquetEnumerator(OpenEnumerator[OpenSplits]):
                 f"would never be read. Move them away, and write new data to files with names after {last!r}. To read "
                 "them again, start from a checkpoint before them, or from empty state."
             )
-        new = files[len(old) :]
-        self._refuse_replaced(last, [info.key for info in new])
-        return new
+        return files[len(old) :]
 
-    def _refuse_replaced(self, last: str, new: Sequence[str]) -> None:
-        """Checks that new files are not of the partition that was read last and that its job has run again."""
-        folder, read = partition_of(last), written_by(last)
-        if folder is None or read is None:
-            return
-        for key in new:
-            written = written_by(key) if partition_of(key) == folder else None
-            if written is not None and written[:2] == read[:2] and written[2] > read[2]:
-                raise InputChangedError(
-                    f"{folder} in {self._store.url} was read, and job {read[0]!r} has run it again since, as {key!r} "
-                    "shows: its rows would be read in addition to those that they replace. Move the new files of it "
-                    "away to leave them out; or start from a checkpoint before it, or from empty state"
-                )
+    def _check_runs(self, new: Sequence[str]) -> None:
+        """Checks that new files are of one run of each partition: earlier ones than the last are late."""
+        runs = PartitionRuns()
+        for key in [*([] if self._last is None else [self._last]), *new]:
+            runs.add(f"{self._store.url}/{key}")
 
     def _adopt(self, old: list[ObjectInfo], counted: int, last: str) -> None:
         if len(old) > counted:

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from dagster_flinkpy.errors import InputChangedError
 from dagster_flinkpy.storage import ObjectInfo, ObjectStore
 
-__all__ = ["KnownFiles", "some_of", "unchanged", "version_of"]
+__all__ = ["KnownFiles", "hashed", "packed", "some_of", "unchanged", "unpacked", "version_of"]
 
 _HASH_BYTES = 8
 _MOST_GONE = 10_000
@@ -35,23 +35,23 @@ class KnownFiles:
         return len(self._versions)
 
     def __contains__(self, name: str) -> bool:
-        return _hash(name) in self._versions
+        return hashed(name) in self._versions
 
     def add(self, name: str, info: ObjectInfo) -> None:
-        self._gone.pop(_hash(name), None)
-        self._versions[_hash(name)] = _state(info)
+        self._gone.pop(hashed(name), None)
+        self._versions[hashed(name)] = _state(info)
 
     def has_changed(self, name: str, info: ObjectInfo) -> bool:
         """Returns whether a known file differs from the recorded version."""
-        return self._versions[_hash(name)] != _state(info)
+        return self._versions[hashed(name)] != _state(info)
 
     def has_read(self, name: str, info: ObjectInfo) -> bool:
         """Returns whether a file has been recorded as it is, also if it was gone meanwhile."""
-        return _state(info) in (self._versions.get(_hash(name)), self._gone.get(_hash(name)))
+        return _state(info) in (self._versions.get(hashed(name)), self._gone.get(hashed(name)))
 
     def compare(self, files: Mapping[str, ObjectInfo]) -> None:
         """Takes note of the files that exist: others are gone, and those that are back as they were are known again."""
-        there = {_hash(name): _state(info) for name, info in files.items()}
+        there = {hashed(name): _state(info) for name, info in files.items()}
         for name in [name for name in self._versions if name not in there]:
             self._gone[name] = self._versions.pop(name)
         for name, state in there.items():
@@ -62,26 +62,32 @@ class KnownFiles:
 
     def to_json(self) -> dict[str, str]:
         """Returns the files as parts of a position in checkpoint metadata. Equal files give equal strings."""
-        position = {"files": _packed(self._versions, sorted(self._versions))}
-        return {**position, "gone": _packed(self._gone, self._gone)} if self._gone else position
+        position = {"files": packed(self._versions, sorted(self._versions))}
+        return {**position, "gone": packed(self._gone, self._gone)} if self._gone else position
 
     @staticmethod
     def from_json(files: str, gone: str = "") -> KnownFiles:
         known = KnownFiles()
-        known._versions, known._gone = _unpacked(files), _unpacked(gone)
+        known._versions, known._gone = unpacked(files), unpacked(gone)
         return known
 
 
-def _packed(versions: Mapping[bytes, bytes], names: Iterable[bytes]) -> str:
+def packed(versions: Mapping[bytes, bytes], names: Iterable[bytes]) -> str:
+    """Returns hashes of some names, each with a hash, as a part of a position."""
     return base64.b64encode(b"".join(name + versions[name] for name in names)).decode()
 
 
-def _unpacked(data: str) -> dict[bytes, bytes]:
-    packed = base64.b64decode(data, validate=True)
-    if len(packed) % (2 * _HASH_BYTES):
-        raise ValueError(f"{len(packed)} bytes are not a list of known files")
-    at = range(0, len(packed), 2 * _HASH_BYTES)
-    return {packed[i : i + _HASH_BYTES]: packed[i + _HASH_BYTES : i + 2 * _HASH_BYTES] for i in at}
+def unpacked(data: str) -> dict[bytes, bytes]:
+    """Reads what :func:`packed` returned.
+
+    Raises:
+        ValueError: It is damaged.
+    """
+    found = base64.b64decode(data, validate=True)
+    if len(found) % (2 * _HASH_BYTES):
+        raise ValueError(f"{len(found)} bytes are not a list of known files")
+    at = range(0, len(found), 2 * _HASH_BYTES)
+    return {found[i : i + _HASH_BYTES]: found[i + _HASH_BYTES : i + 2 * _HASH_BYTES] for i in at}
 
 
 def version_of(info: ObjectInfo) -> str:
@@ -118,8 +124,9 @@ def some_of(names: Sequence[str]) -> str:
 
 
 def _state(info: ObjectInfo) -> bytes:
-    return _hash(f"{info.size}:{version_of(info)}")
+    return hashed(f"{info.size}:{version_of(info)}")
 
 
-def _hash(text: str) -> bytes:
+def hashed(text: str) -> bytes:
+    """Returns 8 bytes that stand for a text."""
     return hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=_HASH_BYTES).digest()

@@ -7,6 +7,7 @@ import pyarrow as pa
 import pytest
 
 from dagster_flinkpy.common import Duration, Encoder, Types
+from dagster_flinkpy.connectors.commit.staged_files import file_name, partition_folder
 from dagster_flinkpy.datastream.connectors.base import CommitRequest, Committer, CommitterInitContext, WriterInitContext
 from dagster_flinkpy.datastream.connectors.file_system import (
     BucketAssigner,
@@ -105,6 +106,40 @@ def test_a_folder_may_be_monitored_before_the_first_file(tmp_path: Path) -> None
     assert read_epoch(source, enumerator) == ["1"]
     with pytest.raises(SourceReadError, match="missing"):
         monitor(tmp_path / "missing").create_enumerator(None).plan_epoch(1)
+
+
+def test_a_partition_that_its_job_has_run_again_is_refused(tmp_path: Path) -> None:
+    """Its rows were read in addition to those that they replace."""
+
+    def sink_file(day: str, checkpoint: int, job: str = "a.b", sub: str = "s=x") -> Path:
+        name = file_name(WriterInitContext(job, "t", 0, 1, checkpoint, "x"))
+        path = tmp_path / partition_folder(day) / sub / f"{name}.json"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(f"{day} {checkpoint}")
+        return path
+
+    source = monitor(tmp_path)
+    first = sink_file("1", 1)
+    sink_file("2", 2)
+    enumerator = source.create_enumerator(None)
+    assert read_epoch(source, enumerator) == ["1 1", "2 2"]
+    position = enumerator.snapshot_state()
+    before = {name: value for name, value in position.items() if name != "runs"}  # of an earlier release
+    both, again = sink_file("3", 7), sink_file("1", 8, sub="s=y")
+    for known in (before, position):
+        for _ in range(2):
+            with pytest.raises(SourceReadError, match=r"job 'a\.b' has run .*/partition=1 again, as '.*00008"):
+                source.create_enumerator(known).plan_epoch(1)
+            if known is position:
+                first.unlink(missing_ok=True)
+    again.unlink()
+    later = sink_file("3", 9)
+    enumerator = source.create_enumerator(position)
+    with pytest.raises(SourceReadError, match=r"has run .*/partition=3 again.* when the replaced files are gone"):
+        enumerator.plan_epoch(1)
+    both.unlink()
+    sink_file("1", 4, job="b")
+    assert later.exists() and read_epoch(source, enumerator) == ["1 4", "3 9"]
 
 
 def test_a_file_that_grows_after_it_was_read_is_an_error(tmp_path: Path) -> None:

@@ -264,11 +264,15 @@ def test_a_partition_that_its_job_has_run_again_is_refused(tmp_path):
     enumerator = restored(source, enumerator)
     again = sink_file("2024-03-02", 4, sub="s=x/")
     for _ in range(2):  # for a moment both are there
-        with pytest.raises(SourceReadError, match=r"partition=2024-03-02 in .* job 'a\.b' has run it again since"):
+        with pytest.raises(SourceReadError, match=r"job 'a\.b' has run .*/partition=2024-03-02 again, as '.*00004"):
             enumerator.plan_epoch(1)
         (tmp_path / first).unlink(missing_ok=True)
     (tmp_path / again).unlink()
     others = [sink_file("2024-03-02", 9, job="b", sub="s=x/"), sink_file("2024-03-03", 5)]
+    both = sink_file("2024-03-03", 6)
+    with pytest.raises(SourceReadError, match=r"has run .*/partition=2024-03-03 again.* when the replaced files are"):
+        enumerator.plan_epoch(1)
+    (tmp_path / both).unlink()
     assert names(enumerator.plan_epoch(1)) == [others]
 
 
