@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from hashlib import sha256
 
@@ -73,7 +73,8 @@ def recover_head(
     checkpoints = CompletedCheckpointStore(job.open())
     before = _head_to_rebuild(checkpoints)
     found, damaged = _readable(checkpoints)
-    failed = {each.checkpoint_id for each in checkpoints.statistics().history if each.status is CheckpointStatus.FAILED}
+    status = {each.checkpoint_id: each.status for each in checkpoints.statistics().history}
+    failed = {number for number, each in status.items() if each is CheckpointStatus.FAILED}
     if checkpoint_id is None:
         wanted = sorted(found.keys() - failed, reverse=True)
     elif checkpoint_id in found:
@@ -89,13 +90,15 @@ def recover_head(
             break
     if chosen is None:
         raise CheckpointError(_nothing(job, "no checkpoint is intact", damaged))
+    completed = {number for number, each in status.items() if each is CheckpointStatus.COMPLETED}
+    completed |= {chosen, *(each.parent_id for each, _ in found.values() if each.parent_id is not None)}
     leader, counter = checkpoints.leader(), read_counter(checkpoints.store)
     committed = max(last_committed() or 0, (leader.committed if leader else None) or 0)
     if not force:
         _check_nothing_later(job, chosen, committed, damaged)
     attempt = checkpoints.begin_attempt(owner, now_ms, start_over=True)
     try:
-        head = _rebuilt(chosen, found, before, attempt.token)
+        head = _rebuilt(chosen, found, completed, before, attempt.token)
         checkpoints.replace_head(attempt, head)
         if attempt.committed is not None:  # up to a later one, if it was forced
             attempt.committed = min(attempt.committed, chosen)
@@ -175,14 +178,21 @@ def _nothing(job: StorageLocation, problem: str, damaged: Mapping[int, str]) -> 
     )
 
 
-def _rebuilt(chosen: int, found: Mapping[int, tuple[CheckpointMetadata, str]], before: Head | None, token: int) -> Head:
+def _rebuilt(
+    chosen: int,
+    found: Mapping[int, tuple[CheckpointMetadata, str]],
+    completed: Collection[int],
+    before: Head | None,
+    token: int,
+) -> Head:
     older = tuple(i for i in sorted(found) if i < chosen)
     if before is not None:
         retained = tuple(i for i in older if i in before.retained)
         unclaimed = tuple(i for i in (*older, chosen) if i in before.unclaimed)
         ends = tuple(end for end in before.partitions if end.checkpoint_id in (*retained, chosen))
     else:
-        ends = _ends({i: found[i][0] for i in (*older, chosen)})
+        # One of which nobody knows that it was completed may be from a run that died: others have gone on without it.
+        ends = _ends({i: found[i][0] for i in (*older, chosen) if i in completed})
         retained = tuple(i for i in older if i in {end.checkpoint_id for end in ends})
         # Someone may want to keep any of these.
         unclaimed = tuple(i for i in older if i not in retained)

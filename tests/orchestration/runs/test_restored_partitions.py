@@ -11,7 +11,9 @@ import pytest
 from dagster import DagsterInstance, Definitions, ExecuteInProcessResult
 
 from dagster_flinkpy.checkpoint.head import read_head
-from dagster_flinkpy.checkpoint.offline import restore_savepoint, stop_with_savepoint
+from dagster_flinkpy.checkpoint.offline import release_leadership, restore_savepoint, stop_with_savepoint
+from dagster_flinkpy.checkpoint.recovery import recover_head
+from dagster_flinkpy.checkpoint.store import CompletedCheckpointStore
 from dagster_flinkpy.common.clock import current_millis
 from dagster_flinkpy.errors import RestoreError
 from dagster_flinkpy.orchestration import build_flink_jobs
@@ -128,4 +130,31 @@ def test_partitions_are_replaced_when_the_folder_of_checkpoints_is_new(job: Job,
         assert job.run(KEYS[2], KEYS[3]).success
     else:
         assert job.run(KEYS[2], KEYS[3], restore_from=savepoint, allow_pickled_state=True).success
+    assert job.table() == straight_run(KEYS[:4])
+
+
+def test_a_checkpoint_that_was_never_completed_is_no_recovered_end_state(
+    job: Job, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A run of a partition died after it had written its metadata, and before HEAD named it."""
+    job.run(KEYS[0], KEYS[1])
+    checkpoints, died = job.tmp_path / "checkpoints", job.tmp_path / "died"
+
+    def die(*args: Any, **options: Any) -> None:
+        shutil.copytree(checkpoints, died)
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr(CompletedCheckpointStore, "complete", die)
+        patched.setitem(WORDS, KEYS[1], "aaaaa")
+        assert not job.run(KEYS[1]).success
+    shutil.rmtree(checkpoints)
+    died.rename(checkpoints)
+    assert release_leadership(job.location, owner="test", now_ms=current_millis()) is not None
+    assert job.run(KEYS[2], KEYS[3]).success
+    assert (checkpoints / "letters/chk-3/_metadata").exists()
+    (checkpoints / "letters/HEAD").unlink()
+    recover_head(job.location, owner="test", now_ms=current_millis())
+    assert job.ends == {KEYS[0]: 1, KEYS[1]: 2, KEYS[2]: 4, KEYS[3]: 5}
+    assert job.run(KEYS[2], KEYS[3]).success
     assert job.table() == straight_run(KEYS[:4])
