@@ -253,10 +253,16 @@ class AttemptRuns(ABC):
             The URL of the savepoint.
 
         Raises:
-            ConfigurationError: The target must not be used.
+            ConfigurationError: The target must not be used; or a job that is run by partitions is to be drained.
             CheckpointError: There is no completed checkpoint yet, and ``drain`` is False.
         """
         self._deployed.savepoints.check(target, format_type)
+        if drain and self._deployed.attempt.head.partitions:
+            raise ConfigurationError(
+                f"job {self.config.job_id!r} is run by partitions, and cannot be drained: the rows of windows and "
+                "timers that fire would belong to no partition, so none that runs later would replace them. Stop it "
+                "without drain; to have these rows, run the next partition"
+            )
         if not self.finished and self._parent is None and not drain:
             raise CheckpointError(f"job {self.config.job_id!r} has no completed checkpoint to stop with")
         deque(self._stop(drain), maxlen=0)
