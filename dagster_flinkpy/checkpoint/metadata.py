@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 __all__ = [
     "ANCESTORS",
     "COMMITS",
+    "END_OF",
     "METADATA_NAME",
     "REPEATS",
     "RESTORED_BY",
@@ -45,6 +46,8 @@ had something."""
 ANCESTORS = "ancestors"
 """Property of the checkpoints of a job that has begun with the state of another one; see
 `CheckpointMetadata.ancestors`."""
+END_OF = "end_of"
+"""Property of a checkpoint that repeats the end state of a time partition; see `CheckpointMetadata.end_of`."""
 REPEATS = "repeats"
 """Property of a checkpoint that has read nothing since another one; see `CheckpointMetadata.read_by`."""
 RESTORED_BY = "restored_by"
@@ -159,6 +162,18 @@ class CheckpointMetadata(JsonRecord, omit_defaults=True):
         if type(stored) is list and [type(part) for part in stored] == [str, int]:
             return stored[0], stored[1]
         raise CorruptMetadataError(f"property {REPEATS!r} of checkpoint {self.checkpoint_id} is {stored!r:.100}")
+
+    @property
+    def end_of(self) -> str | None:
+        """The time partition whose end state it has, which this checkpoint has read, or one that it repeats; or None.
+
+        Raises:
+            CorruptMetadataError: The property is something else.
+        """
+        stored = self.properties.get(END_OF, self.partition)
+        if stored is None or type(stored) is str:
+            return stored
+        raise CorruptMetadataError(f"property {END_OF!r} of checkpoint {self.checkpoint_id} is {stored!r:.100}")
 
     @property
     def restored_by(self) -> tuple[str, ...]:

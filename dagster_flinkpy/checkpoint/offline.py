@@ -14,6 +14,7 @@ from dagster_flinkpy.checkpoint.locations.savepoint_target import check_target, 
 from dagster_flinkpy.checkpoint.metadata import (
     ANCESTORS,
     COMMITS,
+    END_OF,
     REPEATS,
     RESTORED_BY,
     STOPPED,
@@ -296,6 +297,8 @@ def _complete(
     now_ms: int,
 ) -> int:
     older = attempt.head.retained
+    if metadata.end_of is not None:
+        properties = {**properties, END_OF: metadata.end_of}
     metadata = replace(
         metadata,
         checkpoint_id=checkpoints.assign_checkpoint_id(attempt),

@@ -227,7 +227,7 @@ def _check(metadata: CheckpointMetadata, graph: JobGraph, uids: Collection[str])
             f"{_quoted(unknown)} cannot be recomputed: the program has no such operator. It has "
             f"{_quoted(sorted(known))}"
         )
-    if metadata.partition is not None:
+    if metadata.end_of is not None:
         raise partitioned_error(metadata.job_id)
 
 

@@ -209,7 +209,7 @@ def _rebuilt(
 
 def _ends(checkpoints: Mapping[int, CheckpointMetadata]) -> tuple[PartitionEnd, ...]:
     """Returns the newest checkpoint of each partition. Ordinals are provisional, because only a run knows them."""
-    newest = {metadata.partition: i for i, metadata in sorted(checkpoints.items()) if metadata.partition is not None}
+    newest = {metadata.end_of: i for i, metadata in sorted(checkpoints.items()) if metadata.end_of is not None}
     return tuple(
         PartitionEnd(partition, ordinal, newest[partition], checkpoints[newest[partition]].parent_id)
         for ordinal, partition in enumerate(sorted(newest))

@@ -384,8 +384,8 @@ class CompletedCheckpointStore:
         if checkpoint_id <= (previous.checkpoint_id or 0):
             raise CheckpointError(f"checkpoint {checkpoint_id} is not newer than the latest, {previous.checkpoint_id}")
         ends = {end.partition: end for end in previous.partitions}
-        if partition is None and REPEATS in metadata.properties and (same := self.repeated_end(attempt, metadata)):
-            partition = msgspec.structs.replace(same, checkpoint_id=checkpoint_id)
+        if partition is None and REPEATS in metadata.properties:
+            partition = self._repeated(previous, metadata)
         if partition is not None:
             ends[partition.partition] = partition
         # The next partition starts from the newest end state, which after a rescale is not the latest checkpoint.
@@ -407,9 +407,18 @@ class CompletedCheckpointStore:
         attempt.unfinished = {i for i in attempt.unfinished if i > checkpoint_id}
         del attempt.written[checkpoint_id]
 
-    def repeated_end(self, attempt: Attempt, metadata: CheckpointMetadata) -> PartitionEnd | None:
+    def _repeated(self, head: Head, metadata: CheckpointMetadata) -> PartitionEnd | None:
+        """Returns the entry for a checkpoint that repeats the end state of a partition, if it does."""
+        if same := self.repeated_end(head, metadata):
+            return msgspec.structs.replace(same, checkpoint_id=metadata.checkpoint_id)
+        if head.partitions or metadata.end_of is None:
+            return None
+        # The first of a job that begins with the state of another one. Only runs know its place among the partitions.
+        return PartitionEnd(metadata.end_of, 0, metadata.checkpoint_id, None)
+
+    def repeated_end(self, head: Head, metadata: CheckpointMetadata) -> PartitionEnd | None:
         """Returns the end state of a partition that a checkpoint or savepoint has, or None if it has another state."""
-        newest_first = sorted(attempt.head.partitions, key=lambda end: end.checkpoint_id, reverse=True)
+        newest_first = sorted(head.partitions, key=lambda end: end.checkpoint_id, reverse=True)
         return next((end for end in newest_first if self.load(end.checkpoint_id).read_by == metadata.read_by), None)
 
     def check_repeats_end(self, attempt: Attempt, metadata: CheckpointMetadata) -> None:
@@ -418,8 +427,7 @@ class CompletedCheckpointStore:
         Raises:
             RestoreError: It is not the end state of a partition, but the job has partitions.
         """
-        ends = attempt.head.partitions
-        if ends and self.repeated_end(attempt, metadata) is None:
+        if attempt.head.partitions and self.repeated_end(attempt.head, metadata) is None:
             raise RestoreError(
                 f"{metadata.kind.value} {metadata.checkpoint_id} of job {metadata.job_id!r} is not the end state of a "
                 f"partition that {self.store.url} keeps, and its partitions start from these: the next one would not "

@@ -402,7 +402,7 @@ def _facts(metadata: CheckpointMetadata) -> list[tuple[str, str]]:
         ("parent", "-" if metadata.parent_id is None else str(metadata.parent_id)),
         ("taken", time_of(datetime_of_millis(metadata.timestamp_ms))),
         ("attempt", str(metadata.fencing_token)),
-        *([] if metadata.partition is None else [("partition", metadata.partition)]),
+        *([] if metadata.end_of is None else [("partition", metadata.end_of)]),
         ("end of input", "yes" if metadata.end_of_input else "no"),
         ("state", f"{metadata.state_bytes:,} bytes in {len(metadata.files())} files"),
     ]

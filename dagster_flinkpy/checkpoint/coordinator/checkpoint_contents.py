@@ -7,7 +7,15 @@ from typing import Any
 
 from dagster_flinkpy.checkpoint.coordinator.instructions import WriteMetadata
 from dagster_flinkpy.checkpoint.edge_history import EdgeHistory
-from dagster_flinkpy.checkpoint.metadata import ANCESTORS, COMMITS, REPEATS, WINDOW, CheckpointKind, CheckpointMetadata
+from dagster_flinkpy.checkpoint.metadata import (
+    ANCESTORS,
+    COMMITS,
+    END_OF,
+    REPEATS,
+    WINDOW,
+    CheckpointKind,
+    CheckpointMetadata,
+)
 from dagster_flinkpy.checkpoint.operator_program import operator_program
 from dagster_flinkpy.checkpoint.operator_states import OperatorState
 from dagster_flinkpy.checkpoint.partitions import PartitionEnd
@@ -62,13 +70,15 @@ class CheckpointContents:
         """
         self._grow(write, written)
         self._first = self._first or write.checkpoint_id
+        same = self.parent if write.checkpoint_id == self.repeated else None
         told = {
             **properties,
             FIRST: self._first if self._first > 1 else None,
             ANCESTORS: self._ancestors or None,
             COMMITS: self._commits_before(write) or None,
-            REPEATS: list(self.parent.read_by) if self.parent and write.checkpoint_id == self.repeated else None,
-            WINDOW: self._window(write),
+            REPEATS: None if same is None else list(same.read_by),
+            END_OF: None if same is None else same.end_of,
+            WINDOW: self._window(same),
             **self._rows_to_replace(write),
         }
         operators = tuple(
@@ -131,11 +141,11 @@ class CheckpointContents:
         idle = {uid for uid, states in write.states.items() if not any(s.committables for s in states)}
         return {uid: number for uid, number in parent.commits.items() if uid in idle}
 
-    def _window(self, write: WriteMetadata) -> Any:
-        """Returns the property of a checkpoint that says of which time its partition is."""
+    def _window(self, same: CheckpointMetadata | None) -> Any:
+        """Returns the property of a checkpoint, which may repeat another one, that says of which time it is."""
         if self.partition is not None:
             return [epoch_millis(self.partition.start), epoch_millis(self.partition.end)]
-        return self.parent.properties.get(WINDOW) if self.parent and write.checkpoint_id == self.repeated else None
+        return None if same is None else same.properties.get(WINDOW)
 
     def _rows_to_replace(self, write: WriteMetadata) -> dict[str, Any]:
         """Returns the property of a checkpoint whose operators are recomputed, or whose sinks replace their rows."""

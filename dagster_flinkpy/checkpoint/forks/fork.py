@@ -21,6 +21,7 @@ from dagster_flinkpy.checkpoint.forks.job_disposal import (
 from dagster_flinkpy.checkpoint.head import HEAD_KEY, read_head
 from dagster_flinkpy.checkpoint.metadata import (
     ANCESTORS,
+    END_OF,
     METADATA_NAME,
     REPEATS,
     STOPPED,
@@ -28,7 +29,6 @@ from dagster_flinkpy.checkpoint.metadata import (
     CheckpointMetadata,
 )
 from dagster_flinkpy.checkpoint.offline import refuse_beside_run, without_committables
-from dagster_flinkpy.checkpoint.partitions import PartitionEnd
 from dagster_flinkpy.checkpoint.savepoints.dispose import DISPOSAL_KEY
 from dagster_flinkpy.checkpoint.savepoints.savepoint import as_savepoint, files_location, load_savepoint
 from dagster_flinkpy.checkpoint.savepoints.stored_savepoints import savepoint_location
@@ -76,7 +76,7 @@ class _Source:
     """The checkpoint or savepoint, in the folder of the job."""
     is_kept: Callable[[], bool]
     """Returns whether its job still keeps it."""
-    end: PartitionEnd | None = None
+    end_of: str | None
     """The partition whose end state it is."""
 
 
@@ -107,7 +107,8 @@ def fork_job(
 
     Raises:
         ConfigurationError: The name cannot be used, or the savepoint is not in the folder of the job.
-        CheckpointError: The job does not keep such a checkpoint, or there is a job of this name already.
+        CheckpointError: The job does not keep such a checkpoint, there is a job of this name already, or the job is run
+            by partitions, and it is not the end state of one.
         RestoreError: There is no such savepoint.
         HeadLostError: ``HEAD`` of one of the jobs was lost.
         StorageError: The outcome is unknown; look with ``list_forks``.
@@ -199,13 +200,12 @@ def _source(job: StorageLocation, at: str | None) -> _Source:
         metadata = checkpoints.load(checkpoint_id)
     except ObjectNotFoundError:
         return _source(job, at)  # it was subsumed just now, and HEAD says so
-    end = next((end for end in head.partitions if end.checkpoint_id == checkpoint_id), None)
 
     def is_kept() -> bool:
         now = read_head(checkpoints.store)
         return now is not None and checkpoint_id in now[0].kept
 
-    return _Source(metadata, job.name, f"chk-{checkpoint_id}", is_kept, end)
+    return _Source(metadata, job.name, f"chk-{checkpoint_id}", is_kept, _end_of(checkpoints, metadata))
 
 
 def _savepoint(job: StorageLocation, at: str) -> _Source:
@@ -223,7 +223,27 @@ def _savepoint(job: StorageLocation, at: str) -> _Source:
 
     files = files_location(metadata, location)
     origin = job.name if files.url == job.url else f"{job.name}/{location.name}"
-    return _Source(metadata, origin, location.name, is_kept)
+    end_of = _end_of(CompletedCheckpointStore(job.open()), metadata)
+    return _Source(metadata, origin, location.name, is_kept, end_of)
+
+
+def _end_of(checkpoints: CompletedCheckpointStore, metadata: CheckpointMetadata) -> str | None:
+    """Returns the partition whose end state a job is forked from; None if the job has no partitions.
+
+    Raises:
+        CheckpointError: The job has partitions, and it is the end state of none.
+    """
+    found = read_head(checkpoints.store)
+    if metadata.end_of is not None or found is None or not found[0].partitions:
+        return metadata.end_of
+    if end := checkpoints.repeated_end(found[0], metadata):  # earlier releases do not say so in the metadata
+        return end.partition
+    raise CheckpointError(
+        f"{metadata.kind.value} {metadata.checkpoint_id} is not the end state of a partition, and "
+        f"{checkpoints.store.url} is run by partitions: those of a fork could not start from it. Fork the job at one, "
+        "such as its latest checkpoint; or start a new job with restore_from in the config of the run whose first "
+        "partition is to start from it"
+    )
 
 
 def _fork(job: StorageLocation, name: str, source: _Source, owner: str, now_ms: int) -> int:
@@ -277,9 +297,7 @@ def _complete(
         )
     attempt.registry.register_all(first, files)
     forks.write_metadata(attempt, metadata)
-    taken = source.end
-    end = None if taken is None else PartitionEnd(taken.partition, taken.ordinal, metadata.checkpoint_id, None)
-    forks.complete(attempt, metadata, partition=end)
+    forks.complete(attempt, metadata)
     attempt.committed = metadata.checkpoint_id
     return metadata.checkpoint_id
 
@@ -292,6 +310,7 @@ def _first_checkpoint(
     ancestors = [list(each) for each in found.ancestors_of(name)]
     metadata = without_committables(replace(as_savepoint(found, ()), operators=found.operators))
     properties = {key: value for key, value in metadata.properties.items() if key != STOPPED}
+    end_of = {} if source.end_of is None else {END_OF: source.end_of}
     return replace(
         metadata,
         job_id=name,
@@ -299,9 +318,9 @@ def _first_checkpoint(
         kind=CheckpointKind.CHECKPOINT,
         parent_id=None,
         timestamp_ms=now_ms,
-        partition=None if source.end is None else source.end.partition,
+        partition=None,  # it has read none
         fencing_token=attempt.token,
-        properties={**properties, ANCESTORS: ancestors, REPEATS: list(found.read_by)},
+        properties={**properties, **end_of, ANCESTORS: ancestors, REPEATS: list(found.read_by)},
     )
 
 

@@ -172,8 +172,8 @@ def _start(
     if (latest := checkpoints.latest()) is not None and latest.stopped:
         raise RestoreError(
             f"job {job.job_id!r} was stopped with a savepoint, at checkpoint {latest.checkpoint_id}: partition "
-            f"{first.key} would go on from before that. Restore a savepoint with {job.dagster_name}_restore, go back to "
-            f"a checkpoint with {job.dagster_name}_reset, or set restore_from in the config of this run."
+            f"{first.key} would go on from before that. Restore a savepoint with {job.dagster_name}_restore, go back "
+            f"to a checkpoint with {job.dagster_name}_reset, or set restore_from in the config of this run."
         )
     if start.checkpoint_id is not None and start.after is not None:
         refuse_other_window(checkpoints.load(start.checkpoint_id), start.after, partitions_def)

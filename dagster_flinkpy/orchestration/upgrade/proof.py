@@ -124,7 +124,7 @@ def prove_upgrade(
     at = at or f"chk-{kept[-1 if uids else 0]}"
     stored = open_checkpoint(job.child(at) if at.startswith("chk-") else savepoint_location(at, job))
     first = stored.metadata.checkpoint_id
-    if stored.metadata.partition is not None:
+    if stored.metadata.end_of is not None:
         raise ConfigurationError(
             f"job {job.name!r} is partitioned by time. Fork it, and run the new program on the same partitions"
         )

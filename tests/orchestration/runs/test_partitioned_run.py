@@ -111,12 +111,14 @@ def straight_run(days: list[str]) -> dict[str, Counter[tuple[str, int]]]:
 class Deployment:
     """The letters as assets."""
 
-    def __init__(self, tmp_path: Path, instance: DagsterInstance, resources: dict[str, Any]) -> None:
-        self.tmp_path, self.instance, self.resources = tmp_path, instance, resources
+    def __init__(
+        self, tmp_path: Path, instance: DagsterInstance, resources: dict[str, Any], name: str = "letters"
+    ) -> None:
+        self.tmp_path, self.instance, self.resources, self.name = tmp_path, instance, resources, name
 
     def assets(self, poison: str | None = None, **options: Any) -> list[AssetsDefinition]:
         return flink_assets(
-            letters(self.tmp_path / "table", poison), name="letters", **{"partitions_def": WEEK, **options}
+            letters(self.tmp_path / "table", poison), name=self.name, **{"partitions_def": WEEK, **options}
         )
 
     def run(
@@ -132,11 +134,11 @@ class Deployment:
         job = Definitions(self.assets(poison), resources=self.resources).resolve_implicit_global_asset_job_def()
         range_tags = {ASSET_PARTITION_RANGE_START_TAG: first, ASSET_PARTITION_RANGE_END_TAG: last or first}
         return job.execute_in_process(
-            {"ops": {"letters": {"config": config}}},
+            {"ops": {self.name: {"config": config}}},
             self.instance,
             partition_key=first if last is None else None,
             tags=range_tags if last else {},
-            asset_selection=[AssetKey(["letters", uid]) for uid in selected] or None,
+            asset_selection=[AssetKey([self.name, uid]) for uid in selected] or None,
             raise_on_error=False,
         )
 

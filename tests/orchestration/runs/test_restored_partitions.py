@@ -4,19 +4,22 @@ from __future__ import annotations
 
 import shutil
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 from dagster import DagsterInstance, Definitions, ExecuteInProcessResult
 
+from dagster_flinkpy.checkpoint.forks.fork import fork_job
 from dagster_flinkpy.checkpoint.head import read_head
 from dagster_flinkpy.checkpoint.offline import release_leadership, restore_savepoint, stop_with_savepoint
 from dagster_flinkpy.checkpoint.recovery import recover_head
+from dagster_flinkpy.checkpoint.savepoints.savepoint import load_savepoint
 from dagster_flinkpy.checkpoint.store import CompletedCheckpointStore
 from dagster_flinkpy.common.clock import current_millis
-from dagster_flinkpy.errors import RestoreError
-from dagster_flinkpy.orchestration import build_flink_jobs
+from dagster_flinkpy.errors import CheckpointError, RestoreError
+from dagster_flinkpy.orchestration import CheckpointStorageResource, build_flink_jobs
 from dagster_flinkpy.runtime.master.job import JobAttempt
 from dagster_flinkpy.storage import StorageLocation
 from tests.orchestration.runs.test_partitioned_run import KEYS, WORDS, Deployment, failure_of, letters, straight_run
@@ -30,7 +33,8 @@ class Job(Deployment):
 
     @property
     def location(self) -> StorageLocation:
-        return StorageLocation(str(self.tmp_path / "checkpoints" / "letters"))
+        location: StorageLocation = self.resources["checkpoint_storage"].location()
+        return location.child(self.name)
 
     def launch(self, verb: str, op: str, **config: Any) -> ExecuteInProcessResult:
         jobs = build_flink_jobs(letters(self.tmp_path / "table"), name="letters")
@@ -118,6 +122,44 @@ def test_a_job_that_was_stopped_without_its_program_keeps_its_end_state(job: Job
     assert job.ends == {KEYS[0]: 1, KEYS[1]: 3}
     assert "was stopped with a savepoint" in failure_of(job.run(KEYS[2], KEYS[3]))
     assert job.restore(savepoint).success
+    assert job.run(KEYS[2], KEYS[3]).success
+    assert job.table() == straight_run(KEYS[:4])
+
+
+@pytest.mark.parametrize("rescaled", [False, True])
+def test_a_fork_of_a_savepoint_starts_with_the_next_partition(job: Job, tmp_path: Path, rescaled: bool) -> None:
+    job.run(KEYS[0], KEYS[1])
+    if rescaled:
+        assert job.launch("rescale", "rescale_letters", parallelism=2).success
+    savepoint = job.savepoint()
+    job.run(KEYS[2])
+    fork_job(job.location, "fork", at=savepoint)
+    fork = Job(tmp_path / "of fork", job.instance, job.resources, name="fork")
+    refused = failure_of(fork.run(KEYS[1]))
+    assert f"starts from the end state of {KEYS[0]}, which is not kept" in refused
+    assert fork.run(KEYS[2], KEYS[3]).success
+    assert fork.table() == {day: rows for day, rows in straight_run(KEYS[:4]).items() if day in KEYS[2:]}
+
+
+def test_a_fork_begins_with_the_end_state_of_a_partition(job: Job) -> None:
+    job.run(KEYS[0], KEYS[1])
+    savepoint = StorageLocation(job.savepoint())
+    other = load_savepoint(savepoint.open())
+    savepoint.open().put("_metadata", replace(other, checkpoint_id=9, partition=None).to_bytes())
+    with pytest.raises(CheckpointError, match="savepoint 9 is not the end state of a partition"):
+        fork_job(job.location, "fork", at=savepoint.url)
+
+
+@pytest.mark.parametrize("offline", [False, True])
+def test_a_job_with_partitions_moves_to_another_store(job: Job, tmp_path: Path, offline: bool) -> None:
+    job.run(KEYS[0], KEYS[1])
+    savepoint = job.savepoint(target=str(tmp_path / "savepoints"))
+    job.resources["checkpoint_storage"] = CheckpointStorageResource(url=str(tmp_path / "elsewhere"))
+    if offline:
+        job.restore_offline(savepoint)
+    else:
+        moved = {"savepoint_path": savepoint, "allow_pickled_state": True}
+        assert job.launch("restore", "restore_letters", **moved).success
     assert job.run(KEYS[2], KEYS[3]).success
     assert job.table() == straight_run(KEYS[:4])
 
