@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import io
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
@@ -31,10 +31,19 @@ from dagster_flinkpy.datastream.connectors.base import (
     Json,
     WriterInitContext,
 )
-from dagster_flinkpy.errors import CommittableLostError, ObjectNotFoundError, StorageError
+from dagster_flinkpy.errors import CommittableLostError, ObjectNotFoundError, StorageError, TypeMismatchError
 from dagster_flinkpy.storage import ObjectStore, StorageLocation
 
-__all__ = ["RowFile", "StagedContent", "StagedRows", "StagedRowsWriter", "completed", "digest_of", "without_rows"]
+__all__ = [
+    "RowFile",
+    "StagedContent",
+    "StagedRows",
+    "StagedRowsWriter",
+    "check_keys",
+    "completed",
+    "digest_of",
+    "without_rows",
+]
 
 
 @dataclass(frozen=True)
@@ -75,6 +84,23 @@ def completed(store: ObjectStore, file: StagedFile, partition: str | None) -> Ro
 def without_rows(context: WriterInitContext) -> RowFile:
     """Returns what mentions the partition of a run whose subtasks have no rows."""
     return RowFile("", 0, 0, context.execution, current_millis(), context.partition)
+
+
+def check_keys(where: str, key: Collection[str], names: Iterable[str], column: pa.Array) -> None:
+    """Checks that no row has null in its key: in SQL it is not the key of any other row, and would be added each time.
+
+    Args:
+        where: What the rows are for, for the message.
+        key: The columns of the key.
+        names: The columns of the records, in order.
+        column: The records.
+    """
+    arrays = column.flatten() if pa.types.is_struct(column.type) else [column]
+    for name, array in zip(names, arrays, strict=True):
+        if name in key and array.null_count:
+            raise TypeMismatchError(
+                f"a row for {where} has null in column {name!r}, which is part of its key: filter() it out"
+            )
 
 
 class StagedRowsWriter(TableWriter):

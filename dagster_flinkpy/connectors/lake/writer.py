@@ -8,11 +8,11 @@ from dagster_flinkpy.common.clock import current_millis
 from dagster_flinkpy.common.typeinfo import TypeInformation
 from dagster_flinkpy.connectors.columns.column_types import columns_of
 from dagster_flinkpy.connectors.commit.staged_files import partition_values, value_folder
-from dagster_flinkpy.connectors.commit.staged_rows import StagedRowsWriter
+from dagster_flinkpy.connectors.commit.staged_rows import StagedRowsWriter, check_keys
 from dagster_flinkpy.connectors.commit.table_writer import TableWriter
 from dagster_flinkpy.connectors.lake.lake_sink import LakeSink
 from dagster_flinkpy.datastream.connectors.base import Json, WriterInitContext
-from dagster_flinkpy.errors import ConfigurationError, TypeMismatchError
+from dagster_flinkpy.errors import ConfigurationError
 
 __all__ = ["KeyedRowsWriter", "LakeWriter"]
 
@@ -49,9 +49,5 @@ class KeyedRowsWriter(StagedRowsWriter):
         self._key, self._table = sink.key, sink.what
 
     def write(self, column: pa.Array) -> None:
-        for name, array in zip(self._schema.names, column.flatten() if self._flat else [column], strict=True):
-            if name in self._key and array.null_count:
-                raise TypeMismatchError(
-                    f"a row for {self._table} has null in column {name!r}, which is part of its key: filter() it out"
-                )
+        check_keys(self._table, self._key, self._schema.names, column)
         super().write(column)

@@ -20,7 +20,7 @@ from dagster_flinkpy.common.typeinfo import RowTypeInfo, TupleTypeInfo, TypeInfo
 from dagster_flinkpy.connectors.columns.column_types import columns_of, is_nested
 from dagster_flinkpy.connectors.columns.json_values import to_json_text
 from dagster_flinkpy.connectors.commit.staged_files import StagedUpload, file_name
-from dagster_flinkpy.connectors.commit.staged_rows import completed
+from dagster_flinkpy.connectors.commit.staged_rows import check_keys, completed
 from dagster_flinkpy.connectors.postgres.session import Session
 from dagster_flinkpy.connectors.postgres.sink import PostgresSink
 from dagster_flinkpy.connectors.postgres.target import PostgresTarget
@@ -107,6 +107,7 @@ class PostgresStagingWriter(CommittingSinkWriter):
         if sink.filled is not None:
             sink.filled.check(f"the sink of table {sink.table!r}", columns_of(type_info), context.partition)
         self._encoder = CsvEncoder(type_info, None if sink.filled is None else sink.filled.values(context.partition))
+        self._table, self._key_columns, self._names = f"table {sink.table!r}", sink.key, list(columns_of(type_info))
         self._partition = context.partition
         self._store = sink.staging.open()
         self._key = f"{file_name(context)}.csv.lz4"
@@ -118,6 +119,7 @@ class PostgresStagingWriter(CommittingSinkWriter):
         self._finished = False
 
     def write(self, column: pa.Array) -> None:
+        check_keys(self._table, self._key_columns, self._names, column)
         data = self._encoder.encode(column)
         self._await()
         self._compressing = self._behind.submit(self._compressor.write, data)  # while the next batch is encoded

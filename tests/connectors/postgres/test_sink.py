@@ -18,6 +18,7 @@ from dagster_flinkpy.errors import (
     ConfigurationError,
     SinkCommitError,
     StorageError,
+    TypeMismatchError,
 )
 from dagster_flinkpy.storage import StorageLocation
 from tests.connectors.postgres.sinks import CONTEXT, ROW, Database, commit, committer, numbers, stage
@@ -151,6 +152,17 @@ def test_a_key_may_be_the_whole_row(database: Database) -> None:
     commit(sink, stage(sink, [(1, "a"), (1, "a"), (1, "b")]))
     commit(sink, stage(sink, [(1, "b")], checkpoint_id=2))
     assert database.rows("n, s") == [(1, "a"), (1, "b")]
+
+
+def test_a_key_with_null_is_refused_when_it_is_written(database: Database) -> None:
+    """A unique index does not compare nulls: one row of a checkpoint was kept, and added in each checkpoint."""
+    database.create("n bigint, s text, UNIQUE (n, s)")
+    sink = database.sink(key=["n", "s"])
+    writer = sink.create_writer(CONTEXT, ROW)
+    writer.write(ROW.to_arrow([(1, "a")]))
+    with pytest.raises(TypeMismatchError, match=r"a row for table '.*' has null in column 's', which is part of its"):
+        writer.write(ROW.to_arrow([(1, "b"), (1, None)]))
+    writer.abort()
 
 
 # --- partitions -------------------------------------------------------------------------------------------------------
