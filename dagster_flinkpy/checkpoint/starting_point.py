@@ -64,7 +64,7 @@ class Restore:
     recomputation: Recomputation | None = None
     """Which operators start empty, and read again what their state was built from."""
     last_committed: Mapping[str, int] = field(default_factory=dict)
-    """The newest checkpoint that the targets of sinks have, by uid, if ``path`` is given."""
+    """The newest checkpoint that the targets of sinks have, by uid, if the job goes back or starts anew."""
     claimed: StorageLocation | None = None
     """A savepoint that the job owns now, and deletes once it has completed a checkpoint."""
 
@@ -138,6 +138,7 @@ class Restore:
             if attempt.latest is not None:
                 latest = attempt.latest.checkpoint_id
                 self.progress(f"starting from empty state; the state of checkpoint {latest} is not restored")
+            self._tell_of_rows_since(0)
             return None
         if self.path is None:
             return attempt.latest and without_committed(attempt.latest, graph, attempt.committed)
@@ -177,6 +178,8 @@ class Restore:
         files = found.files.open()
         savepoint = import_savepoint(location.open(), store.store, f"{attempt.token}-0", files=files)
         attempt.start_after(savepoint.checkpoint_id)
+        if savepoint.job_id == job.name:  # the sinks know the checkpoints of no other job
+            self._tell_of_rows_since(savepoint.checkpoint_id)
         self.claimed = location if self.claim_mode is RecoveryClaimMode.CLAIM else None
         return savepoint
 
@@ -199,12 +202,7 @@ class Restore:
                 else:
                     attempt.leave_unclaimed(checkpoint_id)
                     self.progress(f"chk-{checkpoint_id} is not claimed: it is kept until someone disposes of it")
-                for uid, last in self.last_committed.items():
-                    if last > checkpoint_id:
-                        self.progress(
-                            f"sink {uid!r} has rows up to checkpoint {last}: those since chk-{checkpoint_id} stay, and "
-                            "are written again beside them, unless it replaces rows. Delete them if they are not gone"
-                        )
+                self._tell_of_rows_since(checkpoint_id)
                 # Whoever restores it may know that a target has lost rows.
                 there = {u: i for u, i in metadata.commits.items() if self.last_committed.get(u, 0) >= i}
                 return replace(without_committables(metadata), properties={**metadata.properties, COMMITS: there})
@@ -213,6 +211,17 @@ class Restore:
         if attempt.head.lost:
             lost = ". Its HEAD was lost: 'flinkpy checkpoints recover' rebuilds it from the checkpoints that exist"
         raise RestoreError(f"job {job_id!r} has no checkpoint {self.path!r}; it keeps {names}{lost}")
+
+    def _tell_of_rows_since(self, checkpoint_id: int) -> None:
+        """Says which sinks have rows of later checkpoints, which a job that goes back writes again."""
+        since = f"since checkpoint {checkpoint_id} " if checkpoint_id else ""
+        for uid, last in self.last_committed.items():
+            if last > checkpoint_id:
+                self.progress(
+                    f"sink {uid!r} has rows up to checkpoint {last}: those {since}stay, and are written again beside "
+                    "them when their input is read again, unless the sink replaces rows. Delete them before the job "
+                    "goes on"
+                )
 
     def settle_parallelism(self, program: JobGraph, restored: CheckpointMetadata | None) -> JobGraph:
         """Returns the program at the parallelism that the run uses; a progress message explains a surprising one.

@@ -167,9 +167,7 @@ class ParquetSource(RowSource, PartitionedSource):
         store = self.location.open()
         first = next(iter(self.files(store)), None)
         if first is None:
-            raise SourceReadError(
-                f"there is no file {self.pattern!r} in {store.url} to take the columns from; pass row_type=..."
-            )
+            raise SourceReadError(f"there is no file {self.pattern!r} in {store.url} to take the columns from")
         with reading(f"{store.url}/{first.key}"), open_parquet(store, first.key, first.size) as file:
             _check_unique(file.schema_arrow, file.schema_arrow.names)
             return row_type_of(file.schema_arrow)

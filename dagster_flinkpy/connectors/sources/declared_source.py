@@ -12,7 +12,7 @@ from dagster_flinkpy.common.typeinfo import RowTypeInfo, TypeInformation, Types
 from dagster_flinkpy.connectors.sources.open_splits import ResumedRows
 from dagster_flinkpy.datastream.connectors.base import Json, Source, SourceSplit, SplitEnumerator
 from dagster_flinkpy.datastream.connectors.partitions import TimePartition
-from dagster_flinkpy.errors import ConfigurationError
+from dagster_flinkpy.errors import ConfigurationError, SourceReadError
 from dagster_flinkpy.registry import call_registered
 
 if TYPE_CHECKING:
@@ -89,7 +89,13 @@ class RowSource(DeclaredSource):
             SourceReadError: They cannot be read.
             ConfigurationError: A column has a type that no ``Types.*`` corresponds to.
         """
-        return self._checked(self._find_type()) if self._row_type is None else self._row_type
+        if self._row_type is not None:
+            return self._row_type
+        try:
+            return self._checked(self._find_type())
+        except SourceReadError as error:
+            how = "To declare the program before its input is there, pass row_type=..."
+            raise type(error)(f"{str(error).removesuffix('.')}. {how}") from error
 
     def _find_type(self) -> RowTypeInfo:
         return call_registered(f"{self.registered}_row_type", self)

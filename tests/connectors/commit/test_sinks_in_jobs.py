@@ -14,7 +14,7 @@ from pyiceberg.catalog import load_catalog
 from dagster_flinkpy.checkpoint.coordinator.coordinator_config import CoordinatorConfig
 from dagster_flinkpy.checkpoint.store import CompletedCheckpointStore
 from dagster_flinkpy.common import WatermarkStrategy
-from dagster_flinkpy.connectors import DeltaSink, IcebergSink
+from dagster_flinkpy.connectors import DeltaSink, IcebergSink, ParquetSink
 from dagster_flinkpy.datastream.connectors.base import Source, TwoPhaseCommittingSink
 from dagster_flinkpy.datastream.connectors.collection import CollectionSource
 from dagster_flinkpy.datastream.connectors.partitions import PartitionedSource, TimePartition
@@ -214,3 +214,38 @@ def test_who_restores_an_older_checkpoint_is_told_which_sinks_write_again(tmp_pa
         pass
     told = [line for line in lines if "are written again" in line]
     assert [line.split(":")[0] for line in told] == ["sink 'there' has rows up to checkpoint 2"]
+
+
+@pytest.mark.parametrize("back", ["chk-1", "savepoint", "empty"])
+def test_who_goes_back_is_told_of_the_rows_in_files_too(tmp_path: Path, back: str) -> None:
+    """The run succeeds, and its table has rows twice. Nobody reads the page that says so at night."""
+    env, lines = environment(1), list[str]()
+    table = ParquetSink(str(tmp_path / "table"))
+    events(env, [("k", i, i) for i in range(6)], per_epoch=2).sink_to(table).uid("table")
+    graph, config = env.get_job_graph(), {"checkpointing": CoordinatorConfig(num_retained=3)}
+    with HarnessAttempt(graph, tmp_path / "job", config=config) as attempt:
+        attempt.run_epoch()
+    with HarnessAttempt(graph, tmp_path / "job", config=config) as attempt:
+        savepoint = attempt.savepoint(str(tmp_path / "savepoints"))
+    with HarnessAttempt(graph, tmp_path / "job", config=config) as attempt:
+        attempt.run_epoch()
+    restored = {"start_empty": True} if back == "empty" else {"restore_from": savepoint if back == "savepoint" else back}
+    with HarnessAttempt(graph, tmp_path / "job", config=config, on_progress=lines.append, **restored):
+        pass
+    since = "" if back == "empty" else "since checkpoint 1 "
+    told = f"sink 'table' has rows up to checkpoint 2: those {since}stay, and are written again beside them"
+    assert [line[: len(told)] for line in lines if line.startswith("sink")] == [told]
+
+
+def test_who_restores_the_last_savepoint_is_told_of_no_rows(tmp_path: Path) -> None:
+    env, lines = environment(1), list[str]()
+    table = ParquetSink(str(tmp_path / "table"))
+    events(env, [("k", i, i) for i in range(6)], per_epoch=2).sink_to(table).uid("table")
+    graph = env.get_job_graph()
+    with HarnessAttempt(graph, tmp_path / "job") as attempt:
+        attempt.run_epoch()
+    with HarnessAttempt(graph, tmp_path / "job") as attempt:
+        savepoint = attempt.savepoint(str(tmp_path / "savepoints"))
+    with HarnessAttempt(graph, tmp_path / "job", on_progress=lines.append, restore_from=savepoint):
+        pass
+    assert not [line for line in lines if "has rows" in line]

@@ -170,6 +170,12 @@ def test_a_folder_that_is_not_there_is_named(tmp_path, bounded):
             source.create_enumerator(None).plan_epoch(1)
 
 
+def test_a_program_that_is_declared_before_its_input_is_there_is_told_of_the_row_type(tmp_path):
+    for location in (tmp_path / "missing", tmp_path):
+        with pytest.raises(SourceReadError, match="row_type="):
+            _ = ParquetSource(str(location)).produced_type
+
+
 def test_an_input_that_ends_needs_a_file(tmp_path):
     (tmp_path / "1.csv").touch()
     for bounded in (True, None):

@@ -288,9 +288,8 @@ class Committers:
                 )
 
     def last_of_each(self) -> dict[str, int]:
-        """Returns the newest checkpoint that targets have, by uid, of those that know it as long as they have it."""
-        known = [uid for uid, committer in self._committers.items() if committer.is_record_with_rows()]
-        return {uid: last for uid in known if (last := self._last_committed(uid))}
+        """Returns the newest checkpoint that targets have, by uid, of those that know one."""
+        return {uid: last for uid in self._committers if (last := self._last_committed(uid))}
 
     def lingering(self, latest: CheckpointMetadata | None) -> dict[str, int]:
         """Returns the number of open transactions that the latest checkpoint does not name, by uid."""

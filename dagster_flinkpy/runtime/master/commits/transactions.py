@@ -81,7 +81,7 @@ class Transactions:
                 self._progress(f"giving up checkpoint {latest.checkpoint_id}: {e}")
             if committed:
                 self._progress(f"committed {committed} committables of checkpoint {latest.checkpoint_id}")
-        if self._restore.path is not None:
+        if told:
             self._restore.last_committed = self.committers.last_of_each()
         return committed, self.abort_lingering()
 
