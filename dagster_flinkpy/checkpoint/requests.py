@@ -407,7 +407,10 @@ class JobRequests:
     def _leader(self) -> str:
         leader = lease.read(self._store)
         if leader is None:
-            return "No run has ever led the job."
+            return (
+                "No run has ever led the job. Is it the folder of one? 'flinkpy job list "
+                f"{self._store.url.rpartition('/')[0]}' shows the jobs there."
+            )
         if leader.expires_at == 0:
             return f"The last run, {leader.owner!r}, has ended."
         until = datetime_of_millis(leader.expires_at).isoformat(timespec="seconds")

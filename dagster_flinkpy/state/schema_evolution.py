@@ -165,9 +165,10 @@ def schema_mismatch(operator: str, what: str, known: Json, declared: Json) -> St
     same_kind = "kind" in known and all(
         known.get(p) == declared.get(p) for p in known.keys() | declared.keys() if p != "value"
     )
+    convert = f", convert the state with env.migrate_state({operator!r}, ...)" if "kind" in known else ""
     return StateSchemaError(
         f"operator {operator!r}: {what} was {describe_schema(known)} and is now declared as "
-        f"{describe_schema(declared)}; declare the old type, or use a new name (or operator uid) and start "
+        f"{describe_schema(declared)}; declare the old type{convert}, or use a new name (or operator uid) and start "
         f"without the old state{f'; {ALLOWED}' if same_kind else ''}"
     )
 

@@ -122,12 +122,23 @@ class LocalExecutor:
                     background.began(storage.child(job_id), lambda: attempt.status)
                 attempt.refuse_input_after_end()
                 if attempt.finished:
+                    _log.warning(_why_there_is_nothing_to_do(attempt))
                     return
                 for epoch in attempt.run_epochs():
                     yield attempt, epoch
                 if not attempt.finished:
                     for epoch in attempt.run_epochs(continuous=True):
                         yield attempt, epoch
+
+
+def _why_there_is_nothing_to_do(attempt: JobAttempt) -> str:
+    job_id, latest = attempt.config.job_id, "" if attempt.restored is None else attempt.restored.checkpoint_id
+    if not attempt.stopped:
+        return f"the input of job {job_id!r} has ended, and its last checkpoint has all of it: there is nothing to do"
+    return (
+        f"job {job_id!r} was stopped with a savepoint, so this run does nothing. To continue the job, set "
+        f"'execution.state-recovery.path' to the savepoint, or to 'chk-{latest}', its last checkpoint, for one run"
+    )
 
 
 @contextmanager

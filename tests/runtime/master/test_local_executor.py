@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from dagster_flinkpy.checkpoint.requests import REQUESTS_FOLDER, JobRequests, Order, RequestKind
+from dagster_flinkpy.checkpoint.store import CompletedCheckpointStore
 from dagster_flinkpy.common import Configuration
 from dagster_flinkpy.common.typeinfo import Types
 from dagster_flinkpy.common.watermark_strategy import WatermarkStrategy
@@ -92,7 +93,7 @@ def test_an_empty_file_is_not_the_end() -> None:
 
 
 def test_a_source_that_does_not_end_is_read_until_the_job_is_stopped(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(taken_requests, "LOOK_INTERVAL", timedelta(milliseconds=10))
     job = StorageLocation(str(tmp_path)).child("endless")
@@ -105,19 +106,26 @@ def test_a_source_that_does_not_end_is_read_until_the_job_is_stopped(
         return splits
 
     monkeypatch.setattr(_FilesEnumerator, "plan_epoch", stopped_at_the_end)
-    env = environment()
-    env.get_checkpoint_config().set_checkpoint_storage_dir(str(tmp_path))
-    local = Configuration()
-    local.set_string("execution.local", "true")
-    env.configure(local)
     sink = FolderSink(tmp_path / "sink")
-    rows = read(env, _Files([[1], [2]], endless=True)).map(lambda v: (v,)).uid("rows")
-    rows.sink_to(sink).uid("sink")
-    env.execute("endless")
+
+    def run() -> None:
+        env = environment()
+        env.get_checkpoint_config().set_checkpoint_storage_dir(str(tmp_path))
+        env.configure(Configuration().set_string("execution.local", "true"))
+        rows = read(env, _Files([[1], [2]], endless=True)).map(lambda v: (v,)).uid("rows")
+        rows.sink_to(sink).uid("sink")
+        env.execute("endless")
+
+    run()
     assert sink.rows() == [(1,), (2,)]
     (request_id,) = {info.key.split("/")[1] for info in job.open().list(REQUESTS_FOLDER)}
     answer = JobRequests(job, "test").answer(request_id)
     assert answer is not None and answer.savepoint is not None
+    run()
+    assert "was stopped with a savepoint, so this run does nothing" in caplog.text
+    assert sink.rows() == [(1,), (2,)]
+    latest = CompletedCheckpointStore(job.open()).latest()
+    assert latest is not None and f"or to 'chk-{latest.checkpoint_id}', its last checkpoint" in caplog.text
 
 
 def test_a_checkpoint_timeout_has_no_effect_in_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
