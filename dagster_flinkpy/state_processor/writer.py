@@ -250,7 +250,10 @@ class SavepointWriter:
         shell = OperatorState(uid, uid, self._parallelism, self._max_parallelism, ())
         operator = self._operators.setdefault(uid, _Operator(shell, None, self._max_parallelism))
         if new_state in operator.names():
-            raise ConfigurationError(f"operator {uid!r} already has a state {new_state!r}")
+            raise ConfigurationError(
+                f"operator {uid!r} already has a state {new_state!r}. To write it anew, with all of its rows, call "
+                f"remove_state({uid!r}, {new_state!r}) first"
+            )
         return operator
 
     # --- operators of other savepoints --------------------------------------------------------------------------------
@@ -287,6 +290,25 @@ class SavepointWriter:
         """
         self._known(uid)
         del self._operators[uid]
+        return self
+
+    def remove_state(self, uid: str, name: str) -> SavepointWriter:
+        """Removes a state of an operator, which keeps all others: so another one can be added in its place.
+
+        Args:
+            uid: Uid of the operator.
+            name: The state, as :class:`SavepointReader` calls it.
+
+        Raises:
+            ConfigurationError: There is no operator with this uid, or it has no such state.
+        """
+        operator = self._known(uid)
+        if name not in (names := operator.names()):
+            raise ConfigurationError(f"operator {uid!r} has no state {name!r}; it has: {', '.join(sorted(names))}")
+        subtasks = tuple(_without_state(subtask, name) for subtask in operator.state.subtasks)
+        operator.state = replace(operator.state, subtasks=subtasks)
+        operator.keyed = [each for each in operator.keyed if each[0].name != name]
+        operator.lists = [each for each in operator.lists if each[0].name != name]
         return self
 
     def change_operator_identifier(self, uid: str, to: str) -> SavepointWriter:
@@ -379,6 +401,14 @@ def _open(path: str | StorageLocation) -> tuple[CheckpointMetadata, dict[str, _O
                 "restore_from if it has to be this one, and take a savepoint of its next checkpoint"
             )
     return metadata, {o.uid: _Operator(o, stored.files, o.max_parallelism) for o in metadata.operators}
+
+
+def _without_state(subtask: SubtaskState, name: str) -> SubtaskState:
+    keyed = subtask.keyed
+    if keyed is not None:
+        keyed = replace(keyed, tables=tuple(table for table in keyed.tables if table.name != name))
+    rest = tuple(handle for handle in subtask.operator_state if handle.name != name)
+    return replace(subtask, keyed=keyed, operator_state=rest)
 
 
 def _written(uid: str, operator: _Operator, store: ObjectStore) -> OperatorState:

@@ -222,7 +222,7 @@ def test_an_impossible_request_is_refused_at_once(wrong: dict[str, Any]) -> None
 
 
 def test_a_job_that_does_not_run_is_not_asked(job: Job) -> None:
-    with pytest.raises(JobNotRunningError, match="No run has ever led the job.*'flinkpy job list .*' shows the jobs there"):
+    with pytest.raises(JobNotRunningError, match=r"No run has ever led the job.*'flinkpy job list .*' shows"):
         job.asker.submit(CHECKPOINT)
     job.begin()
     job.end()

@@ -314,6 +314,28 @@ def test_new_state_beside_old(savepoint: str, tmp_path: Path) -> None:
     assert rows_of(target) == {**rows_of(savepoint), "sum": {"{'key': 'k1', 'value': 1}"}}
 
 
+def test_one_state_is_repaired_and_all_others_stay(savepoint: str, tmp_path: Path) -> None:
+    largest = read_savepoint(savepoint).state("kinds", "largest").to_pandas()
+    largest.loc[largest["key"] == "k3", "value"] = 1000
+    writer = write_savepoint(savepoint)
+    with pytest.raises(ConfigurationError, match=r"call remove_state\('kinds', 'largest'\) first"):
+        writer.with_keyed_state("kinds", LARGEST, largest, key="key", value="value")
+    writer.remove_state("kinds", "largest").with_keyed_state("kinds", LARGEST, largest, key="key", value="value")
+    writer.remove_state("kinds", "rules").with_broadcast_state("kinds", RULES, {"limit": 8})
+    target = writer.write(str(tmp_path / "repaired"))
+    expected = rows_of(savepoint)
+    expected["largest"] = {str(row) for row in largest[["key", "value"]].to_dict("records")}
+    assert rows_of(target) == {**expected, "rules": {"{'key': 'limit', 'value': 8}"}}
+    assert "_timers/event_time" in expected
+    with pytest.raises(ConfigurationError, match=r"operator 'kinds' has no state 'sums'; it has: .*largest"):
+        writer.remove_state("kinds", "sums")
+    with HarnessAttempt(all_kinds(3), tmp_path / "job", restore_from=target, allow_pickled_state=True) as attempt:
+        attempt.run_epoch()
+    stored = read_savepoint(str(tmp_path / "job" / "job"))
+    (of_k3,) = stored.state("kinds", "largest").for_keys(["k3"]).to_pylist()
+    assert of_k3["value"] == 1000
+
+
 def test_a_stored_state_becomes_another(savepoint: str, tmp_path: Path) -> None:
     """The state is read, changed by DuckDB, and written."""
     total = read_savepoint(savepoint).state("kinds", "total").to_arrow()

@@ -229,8 +229,8 @@ def test_who_goes_back_is_told_of_the_rows_in_files_too(tmp_path: Path, back: st
         savepoint = attempt.savepoint(str(tmp_path / "savepoints"))
     with HarnessAttempt(graph, tmp_path / "job", config=config) as attempt:
         attempt.run_epoch()
-    restored = {"start_empty": True} if back == "empty" else {"restore_from": savepoint if back == "savepoint" else back}
-    with HarnessAttempt(graph, tmp_path / "job", config=config, on_progress=lines.append, **restored):
+    ways = {"chk-1": {"restore_from": back}, "savepoint": {"restore_from": savepoint}, "empty": {"start_empty": True}}
+    with HarnessAttempt(graph, tmp_path / "job", config=config, on_progress=lines.append, **ways[back]):
         pass
     since = "" if back == "empty" else "since checkpoint 1 "
     told = f"sink 'table' has rows up to checkpoint 2: those {since}stay, and are written again beside them"
