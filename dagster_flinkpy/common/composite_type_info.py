@@ -37,6 +37,8 @@ class _StructTypeInfo(TypeInformation):
         _check_types("TUPLE" if isinstance(self, TupleTypeInfo) else "ROW", field_types)
         self.field_types = tuple(field_types)
         self.field_names = tuple(field_names)
+        self._naming = [(i, t) for i, t in enumerate(field_types) if t.names_fields]
+        """The fields whose values may have rows without names."""
 
     @cached_property
     def _fields(self) -> list[pa.Field]:
@@ -192,8 +194,11 @@ class RowTypeInfo(_StructTypeInfo):
         return True
 
     def name_fields(self, value: Any) -> Any:
-        if isinstance(value, Row) and value._names is None:
-            value.set_field_names(self.field_names)
+        if isinstance(value, Row):
+            if value._names is None:
+                value.set_field_names(self.field_names)
+            for i, kind in self._naming if value._names == self.field_names else ():
+                kind.name_fields(value[i])
         return value
 
     def from_arrow(self, column: pa.Array) -> list[Any]:
@@ -221,6 +226,16 @@ class TupleTypeInfo(_StructTypeInfo):
         raise TypeMismatchError(
             f"declared a tuple of {len(self.field_types)} fields, produced {value!r}, which is {type(value).__name__}"
         )
+
+    @property
+    def names_fields(self) -> bool:
+        return bool(self._naming)
+
+    def name_fields(self, value: Any) -> Any:
+        if isinstance(value, (tuple, list)) and len(value) == len(self.field_types):
+            for i, kind in self._naming:
+                kind.name_fields(value[i])
+        return value
 
     def from_arrow(self, column: pa.Array) -> list[Any]:
         rows: list[Any] = list(zip(*self._columns(column), strict=True)) or [()] * len(column)
@@ -304,6 +319,16 @@ class MapTypeInfo(TypeInformation):
         _check_types("MAP", [key_type, value_type])
         self.key_type = key_type
         self.value_type = value_type
+
+    @property
+    def names_fields(self) -> bool:
+        return self.value_type.names_fields
+
+    def name_fields(self, value: Any) -> Any:
+        if self.value_type.names_fields and isinstance(value, dict):
+            for each in value.values():
+                self.value_type.name_fields(each)
+        return value
 
     @property
     def arrow_type(self) -> pa.DataType:

@@ -108,6 +108,34 @@ def test_every_type_round_trips(typed: tuple[TypeInformation, st.SearchStrategy[
         assert shown(kind.from_arrow(doubled)) == shown([column[-1], column[0]])
 
 
+def without_names(value: Any) -> Any:
+    if isinstance(value, Row):
+        return Row(*map(without_names, value))
+    if isinstance(value, dict):
+        return {key: without_names(each) for key, each in value.items()}
+    return type(value)(map(without_names, value)) if isinstance(value, (list, tuple)) else value
+
+
+@given(TYPES, st.data())
+def test_rows_without_names_get_those_of_their_type_at_any_depth(
+    typed: tuple[TypeInformation, st.SearchStrategy[Any]], data: st.DataObject
+) -> None:
+    kind, values = typed
+    value = data.draw(values)
+    nameless = without_names(value)
+    written = kind.from_arrow(kind.to_arrow([nameless]))
+    assert shown([kind.name_fields(nameless)]) == shown(written) == shown([value])
+    assert kind.names_fields or shown([without_names(value)]) == shown([value])
+
+
+@pytest.mark.parametrize("value", [(1,), (Row(1), 2, 3), Row(x=Row(1), y=2), None, "ab", {"a": 1}])
+def test_values_of_another_type_get_no_names_and_no_error(value: Any) -> None:
+    pair = [Types.ROW_NAMED(["n"], [LONG]), LONG]
+    for kind in (Types.TUPLE(pair), Types.ROW_NAMED(["a", "b"], pair), Types.MAP(STRING, Types.TUPLE(pair))):
+        before = repr(value)
+        assert repr(kind.name_fields(value)) == before
+
+
 @given(TYPES)
 def test_json_describes_a_type(typed: tuple[TypeInformation, Any]) -> None:
     kind = typed[0]
