@@ -113,7 +113,7 @@ class OperatorSpec:
 
     kind: ClassVar[str] = "operator"
     stateful: ClassVar[bool] = False
-    """Whether every operator of this kind has state in a checkpoint."""
+    """Whether every operator of this kind has state in a checkpoint, though it is not keyed."""
     keyed: ClassVar[bool] = False
     broadcast_inputs: ClassVar[frozenset[int]] = frozenset()
     """The inputs of a keyed operator that are not keyed."""
@@ -121,7 +121,7 @@ class OperatorSpec:
     @property
     def keeps_state(self) -> bool:
         """Whether the operator has state in a checkpoint, and so needs a uid."""
-        return self.stateful or any(isinstance(f, CheckpointedFunction) for f in self.user_functions())
+        return self.stateful or self.keyed or any(isinstance(f, CheckpointedFunction) for f in self.user_functions())
 
     def user_functions(self) -> list[Any]:
         """Returns the user's code in it, which has to be shipped to the workers."""
@@ -267,7 +267,6 @@ class KeyedProcessSpec(InputsSpec):
 
     function: KeyedProcessFunction
     kind: ClassVar[str] = "keyed_process"
-    stateful: ClassVar[bool] = True
     keyed: ClassVar[bool] = True
     methods: ClassVar[tuple[str, ...]] = ("process_element",)
 
@@ -277,7 +276,6 @@ class KeyedCoProcessSpec(InputsSpec):
 
     function: KeyedCoProcessFunction
     kind: ClassVar[str] = "keyed_co_process"
-    stateful: ClassVar[bool] = True
     keyed: ClassVar[bool] = True
     methods: ClassVar[tuple[str, ...]] = ("process_element1", "process_element2")
 
@@ -287,7 +285,6 @@ class KeyedMultipleInputProcessSpec(_MultipleInputSpec):
 
     function: KeyedMultipleInputProcessFunction
     kind: ClassVar[str] = "keyed_multiple_input_process"
-    stateful: ClassVar[bool] = True
     keyed: ClassVar[bool] = True
 
 
@@ -311,7 +308,6 @@ class KeyedBroadcastProcessSpec(InputsSpec):
     broadcast_state: tuple[MapStateDescriptor, ...] = ()
     """The descriptors given to ``broadcast()``; the function may use others."""
     kind: ClassVar[str] = "keyed_broadcast_process"
-    stateful: ClassVar[bool] = True
     keyed: ClassVar[bool] = True
     broadcast_inputs: ClassVar[frozenset[int]] = frozenset({1})
     methods: ClassVar[tuple[str, ...]] = ("process_element", "process_broadcast_element")
@@ -328,7 +324,6 @@ class ReduceSpec(_FunctionSpec):
     mini_batch: bool = False
     """Whether a built-in aggregation of numbers has one result per key and epoch, instead of one per record."""
     kind: ClassVar[str] = "reduce"
-    stateful: ClassVar[bool] = True
     keyed: ClassVar[bool] = True
 
 
@@ -337,7 +332,6 @@ class KeyedBatchSpec(InputsSpec):
 
     function: KeyedBatchFunction
     kind: ClassVar[str] = "keyed_batch"
-    stateful: ClassVar[bool] = True
     keyed: ClassVar[bool] = True
     methods: ClassVar[tuple[str, ...]] = ("process_batch",)
 
@@ -347,7 +341,6 @@ class KeyedMultipleInputBatchSpec(_MultipleInputSpec):
 
     function: KeyedMultipleInputBatchFunction
     kind: ClassVar[str] = "keyed_multiple_input_batch"
-    stateful: ClassVar[bool] = True
     keyed: ClassVar[bool] = True
 
 
@@ -362,7 +355,6 @@ class RollingAggregateSpec(OperatorSpec):
     mini_batch: bool = False
     """Whether there is one result per key and epoch, instead of one per record."""
     kind: ClassVar[str] = "rolling_aggregate"
-    stateful: ClassVar[bool] = True
     keyed: ClassVar[bool] = True
 
     def user_functions(self) -> list[Any]:
@@ -392,7 +384,6 @@ class WindowSpec(OperatorSpec):
     late_tag: str | None = None
     """The side output of records that arrive later than that."""
     kind: ClassVar[str] = "window"
-    stateful: ClassVar[bool] = True
     keyed: ClassVar[bool] = True
 
     def user_functions(self) -> list[Any]:

@@ -114,33 +114,46 @@ class SessionWindowTimeGapExtractor(ABC):
         """Returns the gap in milliseconds; it must be greater than 0."""
 
 
-def _event_time(element: Any, timestamp: int) -> int:
-    if timestamp == MIN_WATERMARK:
-        raise ValueError(f"record {element!r} has no event time; set a watermark strategy with a timestamp assigner")
-    return timestamp
+class _TimeAssigner(WindowAssigner[T, TimeWindow]):
+    """Time windows."""
 
-
-class _EventTime(WindowAssigner[T, TimeWindow]):
-    """Time windows in event time."""
-
-    def get_default_trigger(self, env: Any) -> Trigger[T, TimeWindow]:
-        return EventTimeTrigger()
+    @abstractmethod
+    def _windows(self, element: T, time: int) -> list[TimeWindow]:
+        """Returns the windows of a record at a time in milliseconds."""
 
     def get_window_serializer(self) -> TimeWindowSerializer:
         return TimeWindowSerializer()
+
+
+class _EventTime(_TimeAssigner[T]):
+    """Time windows in event time."""
+
+    def assign_windows(
+        self, element: T, timestamp: int, context: WindowAssigner.WindowAssignerContext
+    ) -> list[TimeWindow]:
+        if timestamp == MIN_WATERMARK:
+            raise ValueError(
+                f"record {element!r} has no event time; set a watermark strategy with a timestamp assigner"
+            )
+        return self._windows(element, timestamp)
+
+    def get_default_trigger(self, env: Any) -> Trigger[T, TimeWindow]:
+        return EventTimeTrigger()
 
     def is_event_time(self) -> bool:
         return True
 
 
-class _ProcessingTime(WindowAssigner[T, TimeWindow]):
+class _ProcessingTime(_TimeAssigner[T]):
     """Time windows in processing time."""
+
+    def assign_windows(
+        self, element: T, timestamp: int, context: WindowAssigner.WindowAssignerContext
+    ) -> list[TimeWindow]:
+        return self._windows(element, context.get_current_processing_time())
 
     def get_default_trigger(self, env: Any) -> Trigger[T, TimeWindow]:
         return ProcessingTimeTrigger()
-
-    def get_window_serializer(self) -> TimeWindowSerializer:
-        return TimeWindowSerializer()
 
     def is_event_time(self) -> bool:
         return False
@@ -167,7 +180,7 @@ class _Tumbling:
                 f"window size {self.size} ms, offset {self.offset} ms: need size > 0 and |offset| < size"
             )
 
-    def _windows(self, time: int) -> list[TimeWindow]:
+    def _windows(self, element: Any, time: int) -> list[TimeWindow]:
         start = TimeWindow.get_window_start_with_offset(time, self.offset, self.size)
         return [TimeWindow(start, start + self.size)]
 
@@ -193,7 +206,7 @@ class _Sliding:
                 "need size > 0, slide > 0 and |offset| < slide"
             )
 
-    def _windows(self, time: int) -> list[TimeWindow]:
+    def _windows(self, element: Any, time: int) -> list[TimeWindow]:
         last = TimeWindow.get_window_start_with_offset(time, self.offset, self.slide)
         return [TimeWindow(start, start + self.size) for start in range(last, time - self.size, -self.slide)]
 
@@ -206,11 +219,6 @@ class TumblingEventTimeWindows(_Tumbling, _EventTime[Any]):
         """Returns windows of this size."""
         return TumblingEventTimeWindows(to_millis(size), 0 if offset is None else to_millis(offset))
 
-    def assign_windows(
-        self, element: Any, timestamp: int, context: WindowAssigner.WindowAssignerContext
-    ) -> list[TimeWindow]:
-        return self._windows(_event_time(element, timestamp))
-
 
 class TumblingProcessingTimeWindows(_Tumbling, _ProcessingTime[Any]):
     """Processing-time windows of a fixed size that do not overlap."""
@@ -219,11 +227,6 @@ class TumblingProcessingTimeWindows(_Tumbling, _ProcessingTime[Any]):
     def of(size: Span, offset: Span | None = None) -> TumblingProcessingTimeWindows:
         """Returns windows of this size."""
         return TumblingProcessingTimeWindows(to_millis(size), 0 if offset is None else to_millis(offset))
-
-    def assign_windows(
-        self, element: Any, timestamp: int, context: WindowAssigner.WindowAssignerContext
-    ) -> list[TimeWindow]:
-        return self._windows(context.get_current_processing_time())
 
 
 class SlidingEventTimeWindows(_Sliding, _EventTime[Any]):
@@ -234,11 +237,6 @@ class SlidingEventTimeWindows(_Sliding, _EventTime[Any]):
         """Returns windows of this size, one every ``slide``."""
         return SlidingEventTimeWindows(to_millis(size), to_millis(slide), 0 if offset is None else to_millis(offset))
 
-    def assign_windows(
-        self, element: Any, timestamp: int, context: WindowAssigner.WindowAssignerContext
-    ) -> list[TimeWindow]:
-        return self._windows(_event_time(element, timestamp))
-
 
 class SlidingProcessingTimeWindows(_Sliding, _ProcessingTime[Any]):
     """Processing-time windows of a fixed size, one starting every ``slide`` milliseconds."""
@@ -248,11 +246,6 @@ class SlidingProcessingTimeWindows(_Sliding, _ProcessingTime[Any]):
         """Returns windows of this size, one every ``slide``."""
         shift = 0 if offset is None else to_millis(offset)
         return SlidingProcessingTimeWindows(to_millis(size), to_millis(slide), shift)
-
-    def assign_windows(
-        self, element: Any, timestamp: int, context: WindowAssigner.WindowAssignerContext
-    ) -> list[TimeWindow]:
-        return self._windows(context.get_current_processing_time())
 
 
 # --- sessions ---------------------------------------------------------------------------------------------------------
@@ -281,7 +274,7 @@ class _FixedGap(_Sessions):
         if self.session_gap <= 0:
             raise ConfigurationError(f"the gap between sessions must be positive, not {self.session_gap} ms")
 
-    def _windows(self, time: int) -> list[TimeWindow]:
+    def _windows(self, element: Any, time: int) -> list[TimeWindow]:
         return [TimeWindow(time, time + self.session_gap)]
 
 
@@ -322,11 +315,6 @@ class EventTimeSessionWindows(_FixedGap, _EventTime[Any]):
         """Returns sessions whose gap depends on each record."""
         return DynamicEventTimeSessionWindows(extractor)
 
-    def assign_windows(
-        self, element: Any, timestamp: int, context: WindowAssigner.WindowAssignerContext
-    ) -> list[TimeWindow]:
-        return self._windows(_event_time(element, timestamp))
-
 
 class ProcessingTimeSessionWindows(_FixedGap, _ProcessingTime[Any]):
     """Processing-time sessions."""
@@ -341,11 +329,6 @@ class ProcessingTimeSessionWindows(_FixedGap, _ProcessingTime[Any]):
         """Returns sessions whose gap depends on each record."""
         return DynamicProcessingTimeSessionWindows(extractor)
 
-    def assign_windows(
-        self, element: Any, timestamp: int, context: WindowAssigner.WindowAssignerContext
-    ) -> list[TimeWindow]:
-        return self._windows(context.get_current_processing_time())
-
 
 class DynamicEventTimeSessionWindows(_DynamicGap, _EventTime[Any]):
     """Event-time sessions whose gap depends on each record."""
@@ -355,11 +338,6 @@ class DynamicEventTimeSessionWindows(_DynamicGap, _EventTime[Any]):
         """Returns sessions whose gap depends on each record."""
         return DynamicEventTimeSessionWindows(extractor)
 
-    def assign_windows(
-        self, element: Any, timestamp: int, context: WindowAssigner.WindowAssignerContext
-    ) -> list[TimeWindow]:
-        return self._windows(element, _event_time(element, timestamp))
-
 
 class DynamicProcessingTimeSessionWindows(_DynamicGap, _ProcessingTime[Any]):
     """Processing-time sessions whose gap depends on each record."""
@@ -368,11 +346,6 @@ class DynamicProcessingTimeSessionWindows(_DynamicGap, _ProcessingTime[Any]):
     def with_dynamic_gap(extractor: SessionWindowTimeGapExtractor) -> DynamicProcessingTimeSessionWindows:
         """Returns sessions whose gap depends on each record."""
         return DynamicProcessingTimeSessionWindows(extractor)
-
-    def assign_windows(
-        self, element: Any, timestamp: int, context: WindowAssigner.WindowAssignerContext
-    ) -> list[TimeWindow]:
-        return self._windows(element, context.get_current_processing_time())
 
 
 # --- by count, and all in one -----------------------------------------------------------------------------------------
