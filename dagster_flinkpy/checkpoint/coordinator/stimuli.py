@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from enum import Enum
 from typing import Any
 
 from dagster_flinkpy.checkpoint.coordinator.messages import (
@@ -202,7 +203,7 @@ class Shutdown(Stimulus):
 
 
 def describe(stimulus: Stimulus) -> str:
-    """Describes a stimulus in one line, without the state in an acknowledgement."""
+    """Describes a stimulus in one line, without states and other large values, of which it has the types."""
     if isinstance(stimulus, Acknowledge | Decline):
         message = stimulus.message
         what = f"checkpoint_id={message.checkpoint_id} {message.uid}[{message.subtask}]"
@@ -211,5 +212,10 @@ def describe(stimulus: Stimulus) -> str:
     elif isinstance(stimulus, TasksRestarted):
         what = f"checkpoint_ids={stimulus.checkpoint_ids} {len(stimulus.tasks)} tasks from {stimulus.tasks[0].uid}"
     else:
-        what = " ".join(f"{k}={v}" for k, v in vars(stimulus).items() if k != "now_ms")
+        fields = ((name, value) for name, value in vars(stimulus).items() if name != "now_ms")
+        what = " ".join(f"{name}={value if _is_short(name, value) else type(value).__name__}" for name, value in fields)
     return f"{stimulus.now_ms} {type(stimulus).__name__} {what}".rstrip()
+
+
+def _is_short(name: str, value: object) -> bool:
+    return name == "checkpoint_ids" or value is None or isinstance(value, (int, str, Enum))

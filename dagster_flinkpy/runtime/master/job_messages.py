@@ -52,7 +52,6 @@ __all__ = [
     "TimePassed",
     "WriteCheckpoint",
     "WriteSavepoint",
-    "describe",
 ]
 
 # --- stimuli ----------------------------------------------------------------------------------------------------------
@@ -317,13 +316,3 @@ class Say(Instruction):
     """Pass on a progress message."""
 
     line: str
-
-
-def describe(stimulus: Stimulus) -> str:
-    """Describes a stimulus in one short line, without states."""
-    short = (
-        f"{k}={it if isinstance(it, int) or k == 'checkpoint_ids' else type(it).__name__}"
-        for k, it in vars(stimulus).items()
-        if k != "now_ms"
-    )
-    return f"{stimulus.now_ms} {type(stimulus).__name__} {' '.join(short)}".rstrip()

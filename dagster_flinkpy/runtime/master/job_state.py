@@ -137,7 +137,7 @@ class JobState:
         Raises:
             CheckpointError, IllegalStateTransitionError: It is impossible in this state. The last stimuli are a note.
         """
-        self._story.append(job_messages.describe(stimulus))
+        self._story.append(stimuli.describe(stimulus))
         self._turn.now_ms, self._turn.instructions = stimulus.now_ms, []
         try:
             self._take(stimulus)
