@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from itertools import chain
 from typing import Any, Protocol
 
@@ -13,8 +14,8 @@ from dagster_flinkpy.common.typeinfo import TypeInformation
 from dagster_flinkpy.state.columns import Cells, grown, numbered
 from dagster_flinkpy.state.files.time_order import MAX_TIME, MIN_TIME
 from dagster_flinkpy.state.keys import KeySeats
-from dagster_flinkpy.state.layout import distinct_rows
 from dagster_flinkpy.state.overlay_table import OverlayTable
+from dagster_flinkpy.state.word_rows import distinct_words
 
 __all__ = ["SessionTable", "delta_of_sessions", "window_column"]
 
@@ -398,7 +399,7 @@ class SessionTable(OverlayTable):
             "map_key": window_column(kind, starts, ends),
             "value": window_column(kind, self.state_start[cells], self.state_end[cells]),
         }
-        return self._rows(*delta_of_sessions(self.seat[cells], columns, len(put)))
+        return self._rows(*delta_of_sessions(self.seat[cells], (starts, ends), columns, len(put)))
 
     def _written(self) -> None:
         """Does nothing: the timers are still to be written."""
@@ -412,19 +413,19 @@ class SessionTable(OverlayTable):
 
 
 def delta_of_sessions(
-    seats: Cells, columns: dict[str, pa.Array[Any]], put: int
+    seats: Cells, identity: Sequence[Cells], columns: dict[str, pa.Array[Any]], put: int
 ) -> tuple[Cells, dict[str, pa.Array[Any]], Mask]:
     """Returns the changed rows, and which of them are tombstones.
 
     Args:
         seats: The seat of each row.
-        columns: The other columns; all but ``value`` identify a row, with the key.
+        identity: What identifies a row beside the seat, one number a row each.
+        columns: The columns other than those of the key.
         put: How many rows are put. The rows after them are tombstones; a tombstone of a row that is put is left out.
     """
     rows = np.arange(len(seats))
     if 0 < put < len(rows):
-        identity = {"seat": pa.array(seats), **{name: each for name, each in columns.items() if name != "value"}}
-        rows, _ = distinct_rows(pa.StructArray.from_arrays(list(identity.values()), names=list(identity)))
+        rows, _ = distinct_words(dict(enumerate((seats, *identity))), len(rows))
     deleted = rows >= put
     arrays = {name: column.take(pa.array(rows)) for name, column in columns.items()}
     if "value" in arrays:

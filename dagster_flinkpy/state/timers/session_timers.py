@@ -117,7 +117,7 @@ class SessionTimers(TimerTable[tuple[Times, Cells]]):
         ]
         seats, starts, ends, times = (np.concatenate(pair) for pair in zip(*rows, strict=True))
         columns = {"namespace": window_column(self.namespace_type, starts, ends), "time": pa.array(times)}
-        return self._rows(*delta_of_sessions(seats, columns, len(rows[0][0])))
+        return self._rows(*delta_of_sessions(seats, (starts, ends, times), columns, len(rows[0][0])))
 
     def _timers_of(self, cells: Cells, starts: Cells, ends: Cells, fired: npt.NDArray[np.bool_]) -> tuple[Cells, ...]:
         """Returns seats, starts, ends and times of the timers of sessions with some windows."""
