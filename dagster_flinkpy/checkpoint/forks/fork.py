@@ -38,6 +38,7 @@ from dagster_flinkpy.common.clock import current_millis, datetime_of_millis
 from dagster_flinkpy.errors import (
     CheckpointError,
     ConfigurationError,
+    CorruptStateError,
     FlinkPyError,
     ObjectNotFoundError,
     StorageError,
@@ -110,6 +111,7 @@ def fork_job(
         CheckpointError: The job does not keep such a checkpoint, there is a job of this name already, or the job is run
             by partitions, and it is not the end state of one.
         RestoreError: There is no such savepoint.
+        CorruptStateError: The savepoint has not all of its files.
         HeadLostError: ``HEAD`` of one of the jobs was lost.
         StorageError: The outcome is unknown; look with ``list_forks``.
     """
@@ -223,6 +225,11 @@ def _savepoint(job: StorageLocation, at: str) -> _Source:
 
     files = files_location(metadata, location)
     origin = job.name if files.url == job.url else f"{job.name}/{location.name}"
+    if origin != job.name and (gone := sorted(metadata.files() - {info.key for info in folder.list()})):
+        raise CorruptStateError(
+            f"{location.url}/{gone[0]} is missing, but the savepoint names it: it was copied in part, or its files "
+            f"were deleted. Of its {len(metadata.files())} files, it has not {len(gone)}"
+        )
     end_of = _end_of(CompletedCheckpointStore(job.open()), metadata)
     return _Source(metadata, origin, location.name, is_kept, end_of)
 

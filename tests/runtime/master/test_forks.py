@@ -13,7 +13,7 @@ from dagster_flinkpy.checkpoint.savepoints.dispose import dispose_savepoint
 from dagster_flinkpy.checkpoint.sweep import sweep
 from dagster_flinkpy.datastream import SavepointFormatType
 from dagster_flinkpy.datastream.program.job_graph import JobGraph
-from dagster_flinkpy.errors import CheckpointError, ConfigurationError, JobNotFoundError
+from dagster_flinkpy.errors import CheckpointError, ConfigurationError, CorruptStateError, JobNotFoundError
 from dagster_flinkpy.state_processor import Fork, dispose_job, fork_job, list_forks, read_savepoint
 from dagster_flinkpy.storage import StorageLocation
 from tests.runtime.harness import HarnessAttempt, collect_graph, collected
@@ -140,6 +140,23 @@ def test_what_cannot_be_forked_or_disposed_of_is_left_as_it_is(tmp_path: Path) -
         dispose_job(location(tmp_path, "copy"))
     assert [each.job_id for each in list_forks(job)] == ["copy"]
     assert isinstance(list_forks(job)[0], Fork)
+
+
+def test_a_savepoint_that_was_copied_in_part_is_not_forked(tmp_path: Path) -> None:
+    """The fork would be there, and each run of it fail."""
+    with HarnessAttempt(counts(), tmp_path) as attempt:
+        attempt.run_epoch()
+        savepoint = StorageLocation(attempt.savepoint())
+    moved = location(tmp_path, "job").child("savepoint-moved")
+    [first, *others] = [info.key for info in savepoint.open().list() if info.key.endswith(".parquet")]
+    for key in ("_metadata", *others):
+        moved.open().put(key, savepoint.open().get(key)[0])
+    with pytest.raises(CorruptStateError, match=f"{first} is missing, but the savepoint names it"):
+        fork_job(location(tmp_path, "job"), "copy", at=moved.url)
+    assert list_forks(location(tmp_path, "job")) == []
+    moved.open().put(first, savepoint.open().get(first)[0])
+    fork_job(location(tmp_path, "job"), "copy", at=moved.url)
+    assert run(tmp_path, "copy") == {2}
 
 
 class Named(FolderSink):
