@@ -61,6 +61,8 @@ class Restore:
     """The run that restores the path, or starts from empty state; all its tries have the same id."""
     progress: Callable[[str], None]
     """Takes one-line progress messages."""
+    choose: Callable[[Attempt], str | None] | None = None
+    """Returns the path, or None for empty state, once the attempt leads: others may change the job until then."""
     recomputation: Recomputation | None = None
     """Which operators start empty, and read again what their state was built from."""
     last_committed: Mapping[str, int] = field(default_factory=dict)
@@ -71,11 +73,16 @@ class Restore:
     def __post_init__(self) -> None:
         self._restored_by: tuple[str, ...] = ()
 
-    def skip_if_restored(self, latest: CheckpointMetadata | None) -> None:
-        """Continues from the latest checkpoint if an earlier try of the run has started anew and completed one.
+    def settle(self, attempt: Attempt) -> None:
+        """Settles what an attempt that leads starts from.
 
-        Other runs may have continued since, or have restored something else.
+        It continues from the latest checkpoint if an earlier try of the run has started anew and completed one. Other
+        runs may have continued since, or have restored something else.
         """
+        if self.choose is not None:
+            self.path = self.choose(attempt)
+            self.start_empty = self.path is None
+        latest = attempt.latest
         self._restored_by = () if latest is None else latest.restored_by
         if self.run_id is None or (self.path is None and not self.start_empty):
             return
@@ -90,7 +97,7 @@ class Restore:
 
     def continue_run(self) -> None:
         """Lets the next attempt of the same run start from the latest checkpoint, which the run has completed."""
-        self.path, self.start_empty, self.claimed, self.recomputation = None, False, None, None
+        self.path, self.start_empty, self.claimed, self.recomputation, self.choose = None, False, None, None, None
 
     def ancestors(self, job: StorageLocation, latest: CheckpointMetadata | None) -> tuple[tuple[str, int], ...]:
         """Returns the jobs with whose state the job begins or has begun, and the checkpoints of these."""

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 from dagster import AssetKey, AssetSpec, TimeWindowPartitionsDefinition
 
@@ -21,7 +21,6 @@ from dagster_flinkpy.orchestration.runs.job_run import JobRun
 from dagster_flinkpy.orchestration.runs.partition_check import record_partitions
 from dagster_flinkpy.orchestration.runs.partition_events import record_completed
 from dagster_flinkpy.orchestration.runs.partition_start import (
-    PartitionStart,
     outdated,
     partition_start,
     refuse_other_window,
@@ -31,8 +30,10 @@ from dagster_flinkpy.orchestration.runs.partition_start import (
 from dagster_flinkpy.orchestration.runs.report import checkpoint_line
 from dagster_flinkpy.orchestration.runs.termination import interrupts_passed_to
 from dagster_flinkpy.orchestration.runs.worker_logs import to_run
+from dagster_flinkpy.storage.object_store import ObjectStore
 
 if TYPE_CHECKING:
+    from dagster_flinkpy.checkpoint.attempt import Attempt
     from dagster_flinkpy.checkpoint.reports.completed_epoch import CompletedEpoch
     from dagster_flinkpy.runtime.master.job import JobAttempt
 
@@ -119,14 +120,17 @@ def _attempt(
     take_over = config.take_over and not continues  # in a backfill, the config is for its first run
     if not take_over:
         await_exclusive_run(instance, job, assets, context.run, store, log)
-    restore_from, start_empty, claim_mode = config.restore_from, config.start_empty, config.claim_mode
-    start_over = start_empty or restore_from is not None
-    if continues or (restore_from is None and not start_empty):
-        start = _start(job, specs, partitions_def, storage, first)
-        log(start.reason)
-        restore_from, start_empty = start.restore_from, start.checkpoint_id is None
-        start_over = False  # nobody asked for it
-        claim_mode = RecoveryClaimMode.CLAIM  # the job keeps its end state, which its retention may delete
+    options: dict[str, Any] = {
+        "restore_from": config.restore_from,
+        "claim_mode": config.claim_mode,
+        "start_empty": config.start_empty,
+    }
+    if continues or (config.restore_from is None and not config.start_empty):
+        options = {
+            "choose_start": lambda attempt: _start(job, specs, partitions_def, first, attempt, store, log),
+            "claim_mode": RecoveryClaimMode.CLAIM,  # the job keeps its end state, which its retention may delete
+            "start_over": False,  # nobody asked for it
+        }
     return job.attempt(
         storage,
         spark,
@@ -134,14 +138,11 @@ def _attempt(
         led_by=context.run.run_id,
         take_over=take_over,
         parallelism=config.parallelism,
-        restore_from=restore_from,
-        claim_mode=claim_mode,
-        start_empty=start_empty,
-        start_over=start_over,
         allow_non_restored_state=config.allow_non_restored_state,
         allow_pickled_state=config.allow_pickled_state,
         on_progress=log,
         on_log=to_run(context.log),
+        **options,
     )
 
 
@@ -149,32 +150,34 @@ def _start(
     job: FlinkJob,
     specs: Mapping[str, AssetSpec],
     partitions_def: TimeWindowPartitionsDefinition,
-    storage: CheckpointStorageResource,
     first: TimePartition,
-) -> PartitionStart:
+    attempt: Attempt,
+    store: ObjectStore,
+    log: Callable[[str], None],
+) -> str | None:
+    """Returns the checkpoint that a run starts from, or None for empty state, as its attempt finds the job."""
     from dagster_flinkpy.checkpoint.store import CompletedCheckpointStore
-    from dagster_flinkpy.checkpoint.traces import head_of_job
 
-    store = storage.location().child(job.job_id).open()
-    head = head_of_job(store)
     keys = partitions_def.get_partition_keys()
     selection = " or ".join(f'key:"{spec.key.to_user_string()}"' for spec in specs.values())
-    kept = renumbered(head.partitions if head else (), partitions_def, job_id=job.job_id)
+    kept = renumbered(attempt.head.partitions, partitions_def, job_id=job.job_id)
     start = partition_start(kept, first, keys.__getitem__, assets=selection)
-    if head is not None and head.checkpoint_id is not None and not kept:
+    latest = attempt.latest
+    if latest is not None and not kept:
         raise ConfigurationError(
-            f"job {job.job_id!r} has been run without partitions, up to checkpoint {head.checkpoint_id}, and partition "
-            f"{first.key} would start from empty state: it would read again what those runs have read, and write its "
-            "rows once more. Give the job another name, flink_assets(name=...), and other tables; or clear its tables, "
-            "and set start_empty in the config of this run, or restore_from to start from a state."
+            f"job {job.job_id!r} has been run without partitions, up to checkpoint {latest.checkpoint_id}, and "
+            f"partition {first.key} would start from empty state: it would read again what those runs have read, and "
+            "write its rows once more. Give the job another name, flink_assets(name=...), and other tables; or clear "
+            "its tables, and set start_empty in the config of this run, or restore_from to start from a state."
         )
-    checkpoints = CompletedCheckpointStore(store)
-    if (latest := checkpoints.latest()) is not None and latest.stopped:
+    if latest is not None and latest.stopped:
         raise RestoreError(
             f"job {job.job_id!r} was stopped with a savepoint, at checkpoint {latest.checkpoint_id}: partition "
             f"{first.key} would go on from before that. Restore a savepoint with {job.dagster_name}_restore, go back "
             f"to a checkpoint with {job.dagster_name}_reset, or set restore_from in the config of this run."
         )
     if start.checkpoint_id is not None and start.after is not None:
-        refuse_other_window(checkpoints.load(start.checkpoint_id), start.after, partitions_def)
-    return start
+        end = CompletedCheckpointStore(store).load(start.checkpoint_id)
+        refuse_other_window(end, start.after, partitions_def)
+    log(start.reason)
+    return start.restore_from

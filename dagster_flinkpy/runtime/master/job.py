@@ -96,6 +96,7 @@ class JobAttempt(AttemptRuns):
             checkpoint was rescaled to, or else that of the program.
         restore_from: A savepoint (its folder, as a path or URL), a checkpoint of this job (``chk-7``), or this job's
             own folder, which stands for its latest checkpoint. Default: the last completed checkpoint.
+        choose_start: Returns ``restore_from``, or None for empty state, once the attempt leads the job. Default: none.
         claim_mode: Who owns ``restore_from`` after the restore. Default: what the program sets, or else ``NO_CLAIM``.
         allow_non_restored_state: Whether to leave behind state whose operator or master hook is gone: True for any
             state, or a list of uids.
@@ -135,6 +136,7 @@ class JobAttempt(AttemptRuns):
         start_over: bool | None = None,
         parallelism: int | None = None,
         restore_from: str | None = None,
+        choose_start: Callable[[Attempt], str | None] | None = None,
         claim_mode: RecoveryClaimMode | None = None,
         allow_non_restored_state: NonRestoredState = False,
         allow_pickled_state: bool = False,
@@ -169,6 +171,7 @@ class JobAttempt(AttemptRuns):
             claim_mode=claim_mode or config.checkpointing.claim_mode,
             allow_non_restored_state=allow_non_restored_state,
             allow_pickled_state=allow_pickled_state,
+            choose=choose_start,
             recomputation=recomputation,
             run_id=run_id,
             progress=self._progress,
@@ -240,7 +243,7 @@ class JobAttempt(AttemptRuns):
         latest = self._attempt.latest
         if self._attempt.left_behind:
             self._progress(f"starting over and leaving behind: {self._attempt.left_behind}")
-        self._restore.skip_if_restored(latest)
+        self._restore.settle(self._attempt)
         session = JobSession(self._spark)
         ancestors = self._watchdog.run("reading what is restored", self._restore.ancestors, self._location, latest)
         committers = Committers(self.graph, self.config.job_id, self.token, self._watchdog, session, ancestors)

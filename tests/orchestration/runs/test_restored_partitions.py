@@ -84,6 +84,33 @@ def test_a_restored_end_state_is_where_the_next_partition_starts(job: Job) -> No
     assert job.table() == straight_run(KEYS[:4])
 
 
+@pytest.mark.parametrize("verb", ["run", "rescale"])
+def test_a_partition_starts_from_what_is_there_once_its_run_leads(
+    job: Job, monkeypatch: pytest.MonkeyPatch, verb: str
+) -> None:
+    """Another instance, whose runs this one does not know, works on the job while the run waits for its lease."""
+    job.run(KEYS[0], KEYS[1])
+    with DagsterInstance.ephemeral() as instance:
+        theirs, enter = Job(job.tmp_path, instance, job.resources), JobAttempt.__enter__
+
+        def late(attempt: JobAttempt) -> JobAttempt:
+            monkeypatch.setattr(JobAttempt, "__enter__", enter)
+            if verb == "run":
+                assert theirs.run(KEYS[1]).success
+            else:
+                assert theirs.launch("rescale", "rescale_letters", parallelism=2).success
+            return attempt.__enter__()
+
+        monkeypatch.setattr(JobAttempt, "__enter__", late)
+        assert job.run(KEYS[2], KEYS[3]).success
+    assert job.table() == straight_run(KEYS[:4])
+    checkpoints = CompletedCheckpointStore(job.location.open())
+    latest = checkpoints.latest()
+    assert latest is not None
+    assert checkpoints.load(job.ends[KEYS[2]]).parent_id == job.ends[KEYS[1]] == 3
+    assert {operator.parallelism for operator in latest.operators} == {2 if verb == "rescale" else 1}
+
+
 def test_state_from_which_no_partition_would_start_is_not_restored(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
     job.run(KEYS[0], KEYS[1])
     savepoint = job.savepoint()
