@@ -162,10 +162,13 @@ def refuse_other_window(end: CheckpointMetadata, partition: str, partitions_def:
 
 
 def outdated(ends: Iterable[PartitionEnd]) -> list[PartitionEnd]:
-    """Returns the end states that are older than a rerun of an earlier partition, in order of time."""
-    newest, found = 0, list[PartitionEnd]()
-    for end in sorted(ends, key=lambda end: end.ordinal):
+    """Returns the end states that are older than a rerun of an earlier partition, and all after them, in order of time.
+
+    Those that are newer nevertheless have begun with one of them.
+    """
+    newest, in_order = 0, sorted(ends, key=lambda end: end.ordinal)
+    for number, end in enumerate(in_order):
         if end.checkpoint_id < newest:
-            found.append(end)
-        newest = max(newest, end.checkpoint_id)
-    return found
+            return in_order[number:]
+        newest = end.checkpoint_id
+    return []

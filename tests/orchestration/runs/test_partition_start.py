@@ -28,6 +28,11 @@ def test_outdated_are_those_made_before_an_earlier_one_was_run_again() -> None:
     assert outdated([end(1, 9), end(2, 10), end(4, 5)]) == [end(4, 5)]
 
 
+def test_what_begins_with_an_outdated_end_state_is_outdated_too() -> None:
+    """Such as today's partition, which the schedule has run after yesterday's, and after a rerun of the day before."""
+    assert outdated([end(0, 1), end(1, 4), end(2, 3), end(3, 5)]) == [end(2, 3), end(3, 5)]
+
+
 def test_the_first_partition_starts_from_nothing() -> None:
     assert partition_start((), time_partition(WEEK, KEYS[0]), KEYS.__getitem__, assets="x").checkpoint_id is None
     with pytest.raises(RestoreError, match="No partition before it has one"):
