@@ -431,7 +431,8 @@ class JobAttempt(AttemptRuns):
         self._reporter.completed()
 
     def _after_commit(self) -> None:
-        self._restore.dispose_claimed(self._owner, _now())
+        if self._deployed.contents.partition is None:  # otherwise another try begins with the first partition again
+            self._restore.dispose_claimed(self._owner, _now())
         self._reporter.write()
 
     def __exit__(
@@ -452,6 +453,8 @@ class JobAttempt(AttemptRuns):
         with suppress(FlinkPyError):
             if error is None and self._deployed.master.error is None:
                 self._transactions.abort_left_open()
+                if not found and self.latest is not None and self.latest.fencing_token in self._reporter.tokens:
+                    self._watchdog.run("deleting the savepoint", self._restore.dispose_claimed, self._owner, _now())
         with suppress(FlinkPyError):
             retention = self.config.checkpointing.retention
             if self._attempt.discards_checkpoints(retention, error, finished=self.finished):

@@ -111,6 +111,17 @@ def test_a_partition_starts_from_what_is_there_once_its_run_leads(
     assert {operator.parallelism for operator in latest.operators} == {2 if verb == "rescale" else 1}
 
 
+def test_a_claimed_savepoint_is_there_until_all_partitions_of_a_run_are_complete(job: Job) -> None:
+    job.run(KEYS[0], KEYS[1])
+    savepoint = job.savepoint()
+    config = {"restore_from": savepoint, "claim_mode": "CLAIM"}
+    assert "b is poison" in failure_of(job.run(KEYS[2], KEYS[4], poison="b", **config))
+    assert KEYS[3] in job.ends
+    assert job.run(KEYS[2], KEYS[4], **config).success
+    assert job.table() == straight_run(KEYS[:5])
+    assert not list(Path(savepoint.removeprefix("file://")).rglob("_metadata"))
+
+
 def test_state_from_which_no_partition_would_start_is_not_restored(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
     job.run(KEYS[0], KEYS[1])
     savepoint = job.savepoint()
