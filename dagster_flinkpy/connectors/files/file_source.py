@@ -63,9 +63,7 @@ class FileEnumerator(OpenEnumerator[OpenSplits]):
         ended = position.get("ended", self._bounded and self._listed) is True
         self._restore_open({"planned": 0, **position, "open": stored, "ended": ended})
         if "files" in position:
-            gone = position_field({"gone": "", **position}, "gone", str)
-            self._known = KnownFiles.from_json(position_field(position, "files", str), gone)
-            self._runs = PartitionRuns.from_json(position_field({"runs": "", **position}, "runs", str))
+            self._known, self._runs = KnownFiles.from_json(position), PartitionRuns.from_json(position)
             self._unnoted = "runs" not in position
         else:
             self._names = frozenset(str(name) for name in position_field(position, "found", list))

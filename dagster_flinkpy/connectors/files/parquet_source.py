@@ -289,8 +289,7 @@ class _ParquetEnumerator(OpenEnumerator[OpenSplits]):
                 if not 0 <= first < stop:
                     raise ValueError(f"split {split.split_id!r} has no row groups")
         if "files" in position:
-            gone = position_field({"gone": "", **position}, "gone", str)
-            self._known = KnownFiles.from_json(position_field(position, "files", str), gone)
+            self._known = KnownFiles.from_json(position)
         else:
             self._counted = position_field(position, "present", int)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dagster_flinkpy.connectors.commit.staged_files import partition_of, written_by
 from dagster_flinkpy.connectors.sources.known_files import hashed, packed, unpacked
+from dagster_flinkpy.datastream.connectors.base import Json
 from dagster_flinkpy.errors import InputChangedError
 
 __all__ = ["PartitionRuns"]
@@ -55,9 +56,10 @@ class PartitionRuns:
         return {"runs": packed(self._runs, self._runs)} if self._runs else {}
 
     @staticmethod
-    def from_json(runs: str = "") -> PartitionRuns:
+    def from_json(position: Json) -> PartitionRuns:
+        """Takes them from a position, which may have none."""
         found = PartitionRuns()
-        found._runs = unpacked(runs)
+        found._runs = unpacked(position, "runs")
         return found
 
 

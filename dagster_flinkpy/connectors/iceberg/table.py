@@ -186,7 +186,7 @@ class IcebergTarget(CommitLog):
         if "encryption.key-id" in table.properties:
             raise ConfigurationError(f"{what} is encrypted, which IcebergSink does not do: write to another table")
         self._check_columns(table)
-        self._check_partitions(table, what)
+        self._check_partitions(table)
         name_mapping(table, self.schema.names)
 
     def _check_columns(self, table: Table) -> None:
@@ -233,8 +233,8 @@ class IcebergTarget(CommitLog):
                 "another table"
             )
 
-    def _check_partitions(self, table: Table, what: str) -> None:
-        columns = []
+    def _check_partitions(self, table: Table) -> None:
+        what, columns = self._what, []
         for field in partition_fields(table):
             name = table.schema().find_field(field.source_id).name
             if not isinstance(field.transform, IdentityTransform):

@@ -7,6 +7,7 @@ import hashlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
+from dagster_flinkpy.datastream.connectors.base import Json, position_field
 from dagster_flinkpy.errors import InputChangedError
 from dagster_flinkpy.storage import ObjectInfo, ObjectStore
 
@@ -66,9 +67,10 @@ class KnownFiles:
         return {**position, "gone": packed(self._gone, self._gone)} if self._gone else position
 
     @staticmethod
-    def from_json(files: str, gone: str = "") -> KnownFiles:
+    def from_json(position: Json) -> KnownFiles:
+        """Takes the files from a position."""
         known = KnownFiles()
-        known._versions, known._gone = unpacked(files), unpacked(gone)
+        known._versions, known._gone = unpacked(position, "files"), unpacked(position, "gone")
         return known
 
 
@@ -77,15 +79,15 @@ def packed(versions: Mapping[bytes, bytes], names: Iterable[bytes]) -> str:
     return base64.b64encode(b"".join(name + versions[name] for name in names)).decode()
 
 
-def unpacked(data: str) -> dict[bytes, bytes]:
-    """Reads what :func:`packed` returned.
+def unpacked(position: Json, part: str) -> dict[bytes, bytes]:
+    """Reads a part of a position that :func:`packed` has made; empty if there is none.
 
     Raises:
         ValueError: It is damaged.
     """
-    found = base64.b64decode(data, validate=True)
+    found = base64.b64decode(position_field({part: "", **position}, part, str), validate=True)
     if len(found) % (2 * _HASH_BYTES):
-        raise ValueError(f"{len(found)} bytes are not a list of known files")
+        raise ValueError(f"the {len(found)} bytes of {part!r} are not pairs of hashes")
     at = range(0, len(found), 2 * _HASH_BYTES)
     return {found[i : i + _HASH_BYTES]: found[i + _HASH_BYTES : i + 2 * _HASH_BYTES] for i in at}
 

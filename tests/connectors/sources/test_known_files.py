@@ -147,7 +147,7 @@ class _History:
             for name, version in self.checkpoints[-1].listed.items():
                 assert version in self.checkpoints[-1].read, name
             position = enumerator.snapshot_state()
-            assert len(KnownFiles.from_json(position["files"])) == len(self.checkpoints[-1].listed), "it does not grow"
+            assert len(KnownFiles.from_json(position)) == len(self.checkpoints[-1].listed), "it does not grow"
 
     def go_back(self, checkpoints: int) -> None:
         del self.checkpoints[max(len(self.checkpoints) - checkpoints, 1) :]
@@ -253,7 +253,7 @@ def test_files_that_are_gone_take_no_place() -> None:
         known.add(f"{number}", info(f"{number}"))
     assert {name: len(text) for name, text in known.to_json().items()} == {"files": 2136}  # 1600 bytes as text
     known.compare({"7": info("7"), "nobody": info("nobody")})
-    again = KnownFiles.from_json(**known.to_json())
+    again = KnownFiles.from_json(known.to_json())
     assert (len(again), "7" in again, "8" in again, "nobody" in again) == (1, True, False, False)
 
 
@@ -267,7 +267,7 @@ def test_files_that_come_back_are_known_as_long_as_they_are_remembered(monkeypat
     known.compare(files)
     assert len(known) == 5
     known.compare({"0": files["0"]})
-    known = KnownFiles.from_json(**known.to_json())
+    known = KnownFiles.from_json(known.to_json())
     assert [known.has_read(name, each) for name, each in files.items()] == [True, False, False, True, True]
     known.compare({"0": files["0"], "3": files["3"], "4": info("4", size=2)})
     assert (sorted(name for name in files if name in known), len(known)) == (["0", "3"], 2)
@@ -278,7 +278,7 @@ def test_files_that_come_back_are_known_as_long_as_they_are_remembered(monkeypat
 @pytest.mark.parametrize("data", ["?", "AAAA", None, 7])
 def test_what_is_no_list_of_files_is_refused(data: Any) -> None:
     with pytest.raises((ValueError, TypeError)):
-        KnownFiles.from_json(data)
+        KnownFiles.from_json({"files": data})
 
 
 # --- positions stored by version 0.1 ----------------------------------------------------------------------------------
