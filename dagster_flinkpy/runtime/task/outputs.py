@@ -93,8 +93,8 @@ class CombiningOutput:
     """Holds records back, combined, until the windows that they are in may end.
 
     They leave before the watermark that ends them and before each barrier, so windows fire with the same contents, and
-    a checkpoint covers the same records. Whether a record is late is up to the operator. A batch
-    with one that might be late, or makes a window fire again, is sent as it is, after what is held.
+    a checkpoint covers the same records. Whether a record is late is up to the operator. A batch with one that might be
+    late, or makes a window fire again, is sent as it is, after what is held.
 
     The operator's event time is at most that of this channel, unless the channel was idle and event time went on
     without it, or was further when the Spark job began.

@@ -49,8 +49,7 @@ class WatermarkValve(Generic[C]):
     - Origins are kept apart. If only some subtasks of a source send to a gate, and they are idle, their next records
       are still not late downstream: a gate that sees all subtasks still waits for that source.
     - Idleness ends with its epoch. As soon as one channel is in the next epoch, every other channel counts until it
-      reports that it is idle in that epoch, too. So the order in which channels are read
-      makes no difference.
+      reports that it is idle in that epoch, too. So the order in which channels are read makes no difference.
     - A channel that becomes active again counts at once, even if it is behind the gate. The gate then waits for it.
     - An origin has ended when it has in all channels, idle ones, too. A sender that is idle may hold windows, which
       fire when it hears of the end: their results would be late.
