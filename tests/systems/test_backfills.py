@@ -479,6 +479,21 @@ def test_a_backfill_with_a_gap_goes_on_behind_it_from_what_is_there(daemon: Daem
     assert f"Partitions {KEYS[2]} to {KEYS[6]} were computed from the state before this run" in last
 
 
+@pytest.mark.parametrize("policy", [SINGLE, EACH], ids=["single", "each"])
+def test_the_config_of_a_backfill_says_where_it_starts_and_not_where_it_goes_on_behind_a_gap(
+    daemon: Daemon, policy: BackfillPolicy
+) -> None:
+    daemon.deploy(policy)
+    daemon.backfill(KEYS[:1])
+    savepoint = daemon.job("savepoint")
+    daemon.backfill(KEYS[1:5])
+    days = [KEYS[1], KEYS[2], KEYS[4]]
+    assert daemon.backfill(days, restore_from=savepoint).status == BulkActionStatus.COMPLETED_SUCCESS
+    assert daemon.table() == straight_run(KEYS[:5])
+    assert daemon.backfill(days, start_empty=True).status == BulkActionStatus.COMPLETED_SUCCESS
+    assert daemon.table() == {**straight_run(KEYS[:5]), **straight_run(KEYS[1:3])}
+
+
 def test_a_file_that_comes_late_is_read_when_its_partition_runs_again(
     daemon: Daemon, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -61,7 +61,7 @@ def continues_backfill(
     log: Callable[[str], None],
     sleep: Callable[[float], None] = time.sleep,
 ) -> bool:
-    """Returns whether an earlier run of the same backfill made this run's start state. Call it in the step.
+    """Returns whether a run comes after another one of its backfill, whose config is for the first. Call it in a step.
 
     What repeats a backfill, or a run of it, belongs to it, too: a person, Dagster or the restart sensor has started it.
     It waits for the backfill's runs over earlier partitions. If sources are selected, Dagster starts the runs one after
@@ -122,8 +122,10 @@ def continues_backfill(
             f"partition {first.key} comes after {last[lost].key}, which run {lost} of this backfill has not completed: "
             "run both again, in order"
         )
+    if earlier:
+        return True  # after a gap; its own config would leave out what is in it
     # One that was to read this partition, too, began with the config, and has ended amid its partitions.
-    began = [time_partition(partitions_def, _range_of(other)[0]) for other in ours if other not in earlier]
+    began = [time_partition(partitions_def, _range_of(other)[0]) for other in ours]
     return any(each.ordinal < first.ordinal for each in began)
 
 
