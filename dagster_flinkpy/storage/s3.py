@@ -43,6 +43,8 @@ if TYPE_CHECKING:
     from mypy_boto3_s3.type_defs import (
         CompleteMultipartUploadRequestTypeDef,
         CreateMultipartUploadRequestTypeDef,
+        DeleteTypeDef,
+        ErrorTypeDef,
         PutObjectRequestTypeDef,
     )
 
@@ -52,6 +54,8 @@ _ATTEMPTS = 5
 """Number of tries for what boto3 does not retry: truncated bodies, and 409 (concurrent conditional requests)."""
 _CONFLICTS = ("ConditionalRequestConflict", "ConcurrentModification")
 """The error codes of a 409, from Amazon and from Ceph."""
+_PASSING = ("InternalError", "SlowDown", "ServiceUnavailable")
+"""Error codes of single objects, in an answer for many, that trying again helps with."""
 _CONNECT_SECONDS = 10
 _DELETE_BATCH = 1000
 _WRITE_ID = "flinkpy-write"
@@ -215,16 +219,33 @@ class S3ObjectStore(ObjectStore):
         """See ``ObjectStore``."""
         remaining = iter(keys)
         while batch := [self._full(key) for key in islice(remaining, _DELETE_BATCH)]:
-            with self._translated("s3:DeleteObject", batch[0].removeprefix(self._root)):
-                response = self._client.delete_objects(
-                    Bucket=self._bucket, Delete={"Objects": [{"Key": key} for key in batch], "Quiet": True}
-                )
-            if errors := response.get("Errors"):
-                first = errors[0]
-                raise StorageError(
-                    f"{len(errors)} of {len(batch)} objects were not deleted from bucket {self._bucket!r}, the first: "
-                    f"{first.get('Key')!r}: {first.get('Code')}: {first.get('Message')}. Allow s3:DeleteObject."
-                )
+            self._delete_batch(batch)
+
+    def _delete_batch(self, keys: Sequence[str]) -> None:
+        """Deletes objects. The store may fail to delete some of them although it answers with success."""
+        left, count = keys, len(keys)
+
+        def delete() -> Sequence[ErrorTypeDef]:
+            nonlocal left
+            with self._translated("s3:DeleteObject", left[0].removeprefix(self._root)):
+                objects: DeleteTypeDef = {"Objects": [{"Key": key} for key in left], "Quiet": True}
+                errors = self._client.delete_objects(Bucket=self._bucket, Delete=objects).get("Errors", [])
+            left = [error.get("Key", "") for error in errors]
+            return errors
+
+        errors = tenacity.Retrying(
+            retry=tenacity.retry_if_result(lambda found: any(error.get("Code") in _PASSING for error in found)),
+            wait=tenacity.wait_random_exponential(multiplier=0.5),
+            stop=tenacity.stop_after_attempt(_ATTEMPTS),
+            retry_error_callback=lambda last: last.outcome.result() if last.outcome is not None else (),
+        )(delete)
+        if errors:
+            first = errors[0]
+            advice = " Allow s3:DeleteObject." if first.get("Code") == "AccessDenied" else ""
+            raise StorageError(
+                f"{len(errors)} of {count} objects were not deleted from bucket {self._bucket!r}, the first: "
+                f"{first.get('Key')!r}: {first.get('Code')}: {first.get('Message')}.{advice}"
+            )
 
     def list(self, prefix: str = "") -> Iterator[ObjectInfo]:
         """See ``ObjectStore``."""
@@ -375,6 +396,15 @@ class S3ObjectStore(ObjectStore):
             return ObjectNotFoundError(f"no object {where}")
         if status == 416:
             return _BeyondEndError(f"the range lies beyond the end of {where}")
+        if code == "RequestTimeTooSkewed":
+            return StorageError(
+                f"{where}: the clock of {socket.gethostname()} differs from the store's: set it ({code})"
+            )
+        if code == "InvalidObjectState":
+            return StorageError(
+                f"{where} is archived, as by a lifecycle rule ({code}): restore it, and leave what a job needs out of "
+                "the rule"
+            )
         if status == 403:
             return AccessDeniedError(
                 f"bucket {self._bucket!r} denies access to {where} ({code}): check the credentials, and that they are "

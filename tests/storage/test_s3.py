@@ -217,6 +217,8 @@ def test_denied_access_names_bucket_and_permission(stub: Stubber, stubbed: S3Obj
         ("NotImplemented", 501, ConditionalWritesUnsupportedError, "does not implement"),
         ("SlowDown", 503, StorageError, "SlowDown"),
         ("NoSuchKey", 404, ObjectNotFoundError, "s3://lake/jobs/k"),
+        ("RequestTimeTooSkewed", 403, StorageError, "s3://lake/jobs/k: the clock of .* differs from the store's"),
+        ("InvalidObjectState", 403, StorageError, "s3://lake/jobs/k is archived, .* restore it"),
     ],
 )
 def test_other_refusals(
@@ -233,6 +235,23 @@ def test_objects_that_could_not_be_deleted(stub: Stubber, stubbed: S3ObjectStore
         "delete_objects", {"Errors": [{"Key": "jobs/b", "Code": "AccessDenied", "Message": "locked until May"}]}
     )
     with pytest.raises(StorageError, match=r"1 of 2 .*'lake'.*'jobs/b': AccessDenied: locked until May"):
+        stubbed.delete_many(["a", "b"])
+
+
+def test_objects_that_a_store_fails_to_delete_are_deleted_once_more(stub: Stubber, stubbed: S3ObjectStore) -> None:
+    """S3 says so of single objects in an answer that is a success, so boto3 does not send them again."""
+    failed = [{"Key": f"jobs/{name}", "Code": code} for name, code in (("a", "InternalError"), ("c", "SlowDown"))]
+
+    def asked(*names: str) -> dict[str, object]:
+        keys = [{"Key": f"jobs/{name}"} for name in names]
+        return {"Bucket": "lake", "Delete": {"Objects": keys, "Quiet": True}}
+
+    stub.add_response("delete_objects", {"Errors": failed}, asked("a", "b", "c"))
+    stub.add_response("delete_objects", {}, asked("a", "c"))
+    stubbed.delete_many(["a", "b", "c"])
+    for _ in range(5):
+        stub.add_response("delete_objects", {"Errors": failed[:1]})
+    with pytest.raises(StorageError, match=r"1 of 2 .*'jobs/a': InternalError: None.$"):
         stubbed.delete_many(["a", "b"])
 
 
