@@ -162,7 +162,8 @@ class PickledBytesTypeInfo(TypeInformation):
         return pa.array(pickled, type=pa.binary())
 
     def from_arrow(self, column: pa.Array) -> list[Any]:
-        return [pickle.loads(v) for v in column.to_pylist()]
+        # None itself is pickled: null is what a row that is missing has here.
+        return [None if v is None else pickle.loads(v) for v in column.to_pylist()]
 
     def to_json(self) -> Json:
         return {"type": "PICKLED_BYTE_ARRAY"}

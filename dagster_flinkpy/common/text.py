@@ -87,5 +87,6 @@ def _floating(value: Any) -> str:
         return "Infinity" if value > 0 else "-Infinity"
     if value == 0 or 1e-3 <= abs(value) < 1e7:
         return str(np.format_float_positional(value, unique=True, trim="0"))
-    mantissa, _, exponent = np.format_float_scientific(value, unique=True, trim="0", exp_digits=1).partition("e")
+    text = np.format_float_scientific(value, unique=True, min_digits=1, trim="0", exp_digits=1)
+    mantissa, _, exponent = text.partition("e")
     return f"{mantissa}E{int(exponent)}"

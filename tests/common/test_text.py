@@ -24,6 +24,7 @@ CASES: list[tuple[TypeInformation, Any, str]] = [
     (Types.DOUBLE(), 9.5e-4, "9.5E-4"),
     (Types.DOUBLE(), -math.inf, "-Infinity"),
     (Types.DOUBLE(), -1.0e22, "-1.0E22"),
+    (Types.DOUBLE(), 5e-324, "4.9E-324"),
     (Types.FLOAT(), 0.1, "0.1"),
     (Types.BOOLEAN(), True, "true"),
     (Types.BIG_DEC(), Decimal("1.5"), "1.5"),

@@ -37,6 +37,7 @@ BASIC: list[tuple[TypeInformation, st.SearchStrategy[Any]]] = [
     (Types.SQL_TIME(), st.times().map(lambda t: t.replace(fold=0))),
     (Types.SQL_TIMESTAMP(), st.datetimes().map(lambda t: t.replace(fold=0))),
     (Types.PRIMITIVE_ARRAY(Types.BYTE()), st.binary()),
+    (Types.PICKLED_BYTE_ARRAY(), st.integers() | st.text() | st.frozensets(st.integers(), max_size=1)),
     (Types.BIG_INT(), st.integers(-(10**76) + 1, 10**76 - 1)),
     (
         Types.INSTANT(),
@@ -151,6 +152,13 @@ def test_pickled_values_round_trip() -> None:
     values = [{"a": {1, 2}}, None, object]
     assert kind.from_arrow(kind.to_arrow(values)) == values
     assert type_from_json(kind.to_json()) == kind
+
+
+def test_pickled_values_of_a_row_that_is_missing_are_missing() -> None:
+    pair = Types.TUPLE([Types.PICKLED_BYTE_ARRAY(), LONG])
+    rows = [(("a", 1), 2), (None, 3), ((None, 4), 5)]
+    kind = Types.TUPLE([pair, LONG])
+    assert kind.from_arrow(kind.to_arrow(rows)) == rows
 
 
 def test_types_differ_by_name_fields_and_order() -> None:
