@@ -365,6 +365,7 @@ def _position(source: QuerySource, into: Any) -> dict[str, Any]:
             )
         return {"next": found, "stops": [], "open": [], "ended": False}
     raise UnsupportedSavepointError(
-        f"{source.name} has the offset {offsets!r}, which a {type(into).__name__} cannot go on from; positions of "
-        "files and of Kafka are imported"
+        f"{source.name} has the offset {offsets!r}, which a {type(into).__name__} cannot go on from, only a FileSource "
+        "of files, or a KafkaSource of Kafka. Without its position, the source begins anew, and what the query has "
+        "read counts again: let it begin behind that, as with since=... of a ParquetSource, or move those files away"
     )

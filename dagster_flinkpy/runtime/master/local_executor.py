@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import re
 import sys
 import tempfile
@@ -73,6 +74,8 @@ class LocalExecutor:
         self, graph: JobGraph, settings: ExecutionSettings, background: BackgroundJob | None
     ) -> Iterator[tuple[JobAttempt, CompletedEpoch]]:
         if not settings.local:
+            if os.environ.get("SPARK_REMOTE", "").startswith("sc://"):
+                no_effect("SPARK_REMOTE", "a script runs on this machine; in Dagster, SparkResource names a cluster")
             start_server()
         # Java starts while this process imports the job loop.
         from dagster_flinkpy.checkpoint.coordinator.coordinator_config import CoordinatorConfig

@@ -138,6 +138,14 @@ def test_a_checkpoint_timeout_has_no_effect_in_this_process(monkeypatch: pytest.
         env.execute("brief")
 
 
+def test_a_script_says_that_it_does_not_run_on_the_cluster_of_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("dagster_flinkpy.common.no_effect._warned_of", set())
+    monkeypatch.setattr("dagster_flinkpy.runtime.master.local_executor.start_server", lambda: None)
+    monkeypatch.setenv("SPARK_REMOTE", "sc://cluster:15002")
+    with pytest.warns(NoEffectWarning, match="SPARK_REMOTE has no effect: a script runs on this machine"):
+        assert list(read(environment(), _Files([[1]])).execute_and_collect()) == [1]
+
+
 def test_execute_runs_all_parts_and_goes_on_where_it_ended(tmp_path: Path) -> None:
     sinks = [FolderSink(tmp_path / uid) for uid in "ab"]
 
