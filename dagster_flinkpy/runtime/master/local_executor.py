@@ -8,6 +8,7 @@ import re
 import sys
 import tempfile
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from functools import partial
@@ -73,9 +74,23 @@ class LocalExecutor:
     def _epochs(
         self, graph: JobGraph, settings: ExecutionSettings, background: BackgroundJob | None
     ) -> Iterator[tuple[JobAttempt, CompletedEpoch]]:
+        dropped = Counter[str]()
+        try:
+            for attempt, epoch in self._run(graph, settings, background):
+                dropped.update({each.uid: each.late_records_dropped or 0 for each in epoch.operators})
+                yield attempt, epoch
+        finally:
+            for uid, number in (+dropped).items():
+                _log.warning(
+                    f"windows of operator {uid!r} have dropped {number:,} late records: their results lack them. "
+                    "allowed_lateness() waits for such records, side_output_late_data() keeps them"
+                )
+
+    def _run(
+        self, graph: JobGraph, settings: ExecutionSettings, background: BackgroundJob | None
+    ) -> Iterator[tuple[JobAttempt, CompletedEpoch]]:
+        _warn_of_no_effect(settings)
         if not settings.local:
-            if os.environ.get("SPARK_REMOTE", "").startswith("sc://"):
-                no_effect("SPARK_REMOTE", "a script runs on this machine; in Dagster, SparkResource names a cluster")
             start_server()
         # Java starts while this process imports the job loop.
         from dagster_flinkpy.checkpoint.coordinator.coordinator_config import CoordinatorConfig
@@ -87,8 +102,6 @@ class LocalExecutor:
         failover = FailoverConfig.of_script(
             settings.failover_options, checkpointing=settings.checkpointing.interval is not None
         )
-        if settings.local and settings.checkpointing.timeout != CheckpointConfig().timeout:
-            no_effect("set_checkpoint_timeout()", "nothing interrupts a program in this process (execution.local)")
         with ExitStack() as stack:
             ephemeral = settings.checkpoint_dir is None
             folder = settings.checkpoint_dir or stack.enter_context(tempfile.TemporaryDirectory(prefix="flinkpy-"))
@@ -132,6 +145,13 @@ class LocalExecutor:
                 if not attempt.finished:
                     for epoch in attempt.run_epochs(continuous=True):
                         yield attempt, epoch
+
+
+def _warn_of_no_effect(settings: ExecutionSettings) -> None:
+    if settings.local and settings.checkpointing.timeout != CheckpointConfig().timeout:
+        no_effect("set_checkpoint_timeout()", "nothing interrupts a program in this process (execution.local)")
+    if not settings.local and os.environ.get("SPARK_REMOTE", "").startswith("sc://"):
+        no_effect("SPARK_REMOTE", "a script runs on this machine; in Dagster, SparkResource names a cluster")
 
 
 def _why_there_is_nothing_to_do(attempt: JobAttempt) -> str:

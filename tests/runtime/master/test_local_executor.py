@@ -11,11 +11,13 @@ import pytest
 from dagster_flinkpy.checkpoint.requests import REQUESTS_FOLDER, JobRequests, Order, RequestKind
 from dagster_flinkpy.checkpoint.store import CompletedCheckpointStore
 from dagster_flinkpy.common import Configuration
+from dagster_flinkpy.common.time import Time
 from dagster_flinkpy.common.typeinfo import Types
 from dagster_flinkpy.common.watermark_strategy import WatermarkStrategy
 from dagster_flinkpy.datastream import DataStream, StreamExecutionEnvironment
 from dagster_flinkpy.datastream.connectors.base import SourceSplit, SplitEnumerator
 from dagster_flinkpy.datastream.connectors.collection import CollectionSource
+from dagster_flinkpy.datastream.window import TumblingEventTimeWindows
 from dagster_flinkpy.errors import MissingUidError, NoEffectWarning, RestoreError
 from dagster_flinkpy.runtime.epoch import EpochJob
 from dagster_flinkpy.runtime.master.job import JobAttempt
@@ -136,6 +138,15 @@ def test_a_checkpoint_timeout_has_no_effect_in_this_process(monkeypatch: pytest.
     read(env, _Files([[1]])).uid("rows")
     with pytest.warns(NoEffectWarning, match=r"set_checkpoint_timeout\(\) has no effect: nothing interrupts"):
         env.execute("brief")
+
+
+def test_a_script_says_how_many_late_records_were_dropped(caplog: pytest.LogCaptureFixture) -> None:
+    """Its results lack them, and nothing else in a terminal shows it."""
+    stream = events(environment(2), [("a", at, 1) for at in (1, 150, 2, 300, 3, 4)], per_epoch=1)
+    counts = stream.key_by("key").window(TumblingEventTimeWindows.of(Time.milliseconds(10))).sum("value").uid("sums")
+    assert sum(row.value for row in counts.execute_and_collect()) == 3
+    (warning,) = [record.message for record in caplog.records if record.levelname == "WARNING"]
+    assert warning.startswith("windows of operator 'sums' have dropped 3 late records")
 
 
 def test_a_script_says_that_it_does_not_run_on_the_cluster_of_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
