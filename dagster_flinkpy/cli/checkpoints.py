@@ -16,7 +16,7 @@ from dagster_flinkpy.cli.metrics_table import metrics_table
 from dagster_flinkpy.cli.terminal import console_of_width, plain_table, progress, time_of
 from dagster_flinkpy.common.clock import current_millis, datetime_of_millis
 from dagster_flinkpy.common.configuration import parse_duration
-from dagster_flinkpy.errors import CorruptMetadataError
+from dagster_flinkpy.errors import CorruptMetadataError, JobNotFoundError
 from dagster_flinkpy.storage import ObjectStore, StorageLocation
 
 __all__ = ["checkpoints"]
@@ -149,6 +149,11 @@ def checkpoint_statistics(directory: str, endpoint_url: str | None, as_json: boo
     """Show checkpoint statistics of the job in DIR: counts, and its last checkpoints including failed ones."""
     store = CompletedCheckpointStore(StorageLocation(directory, endpoint_url).open())
     statistics = store.statistics()
+    if not statistics.history and store.latest() is None:
+        raise JobNotFoundError(
+            f"no run of a job has stored anything in {store.store.url}. Give the folder of a job: 'flinkpy job list' "
+            "shows the jobs of a folder of checkpoints"
+        )
     if as_json:
         click.echo(json.dumps(statistics.to_json(), indent=2))
         return

@@ -10,8 +10,10 @@ from rich.markup import escape
 
 from dagster_flinkpy.checkpoint.forks.fork import fork_job, list_forks
 from dagster_flinkpy.checkpoint.forks.job_disposal import dispose_job
+from dagster_flinkpy.checkpoint.traces import find_traces
 from dagster_flinkpy.cli.common import endpoint_url_option, json_option, location_of, owner_of
 from dagster_flinkpy.cli.terminal import console_of_width, plain_table, time_of
+from dagster_flinkpy.errors import JobNotFoundError
 
 __all__ = ["dispose", "fork", "forks"]
 
@@ -41,7 +43,10 @@ def fork(directory: str, name: str, at: str | None, endpoint_url: str | None) ->
 @endpoint_url_option
 def forks(directory: str, endpoint_url: str | None, as_json: bool) -> None:
     """List the forks of the job in DIR."""
-    found = list_forks(location_of(directory, endpoint_url))
+    job = location_of(directory, endpoint_url)
+    found = list_forks(job)
+    if not found and not find_traces(job.open()).found:
+        raise JobNotFoundError(f"there is no job in {job.url}")
     if as_json:
         click.echo(json.dumps([asdict(each) for each in found], indent=2, default=lambda when: when.isoformat()))
         return

@@ -281,7 +281,8 @@ def verify(path: str, drill: bool, endpoint_url: str | None) -> None:
         found = verify_checkpoint(stored.metadata, stored.files.open(), on_read=advance)
     if found.problems:
         raise click.ClickException("; ".join(found.problems))
-    click.echo(f"{found.files:,} files, {found.bytes:,} bytes: all checksums match")
+    small = "" if found.files else "; small state is in _metadata itself"
+    click.echo(f"{found.files:,} files, {found.bytes:,} bytes: all checksums match{small}")
     if drill:
         with progress("restoring", "subtasks") as advance:
             result = restore_drill(stored.metadata, stored.files.open(), on_read=advance)

@@ -62,7 +62,9 @@ def find_program(module: ModuleType, name: str) -> Environment:
     Raises:
         ConfigurationError: The module has neither.
     """
-    found = getattr(module, name, None)
+    if not hasattr(module, name):
+        raise ConfigurationError(f"{module.__name__} has no {name!r}: name the function that builds the program")
+    found = getattr(module, name)
     if not callable(found) and not isinstance(found, StreamExecutionEnvironment):
         raise ConfigurationError(
             f"{name} of {module.__name__} is neither a program nor a function that builds one: {found!r}"

@@ -29,6 +29,7 @@ def test_a_fork_is_created_listed_and_disposed_of(job: Path, tmp_path: Path) -> 
     assert printed("job", "dispose", tmp_path / "copy") == f"{tmp_path / 'copy'} is deleted\n"
     assert json.loads(printed("job", "forks", job, "--json")) == []
     assert counts(tmp_path) == REST
+    assert "there is no job in" in error_of("job", "forks", tmp_path / "misspelt")
 
 
 def test_it_is_said_which_forks_need_files_of_a_job_that_is_disposed_of(

@@ -239,7 +239,8 @@ def test_there_is_nothing_to_keep(tmp_path: Path) -> None:
 
 def test_dispose_refuses_what_a_job_retains(job: Path) -> None:
     assert "chk-1 is retained by its job" in error_of("savepoint", "dispose", job / "chk-1")
-    assert "is not a savepoint" in error_of("savepoint", "dispose", job / "chk-9")
+    missing = error_of("savepoint", "dispose", job / "chk-9")
+    assert "is not a savepoint" in missing and f"checkpoints list file://{job}' shows" in missing
     assert counts(job.parent) == REST
 
 
@@ -260,4 +261,4 @@ def test_statistics(job: Path) -> None:
 
 
 def test_statistics_of_no_job(tmp_path: Path) -> None:
-    assert "0 completed" in printed("checkpoints", "stats", tmp_path)
+    assert "Give the folder of a job: 'flinkpy job list'" in error_of("checkpoints", "stats", tmp_path)

@@ -297,7 +297,7 @@ def test_a_program_of_several_regions_is_one_job(job: Path, program: str) -> Non
     [
         ("{program}", "write 'package.module:function'"),
         ("{program}:number", "neither a program nor a function"),
-        ("{program}:missing", "neither a program nor a function"),
+        ("{program}:missing", "has no 'missing': name the function that builds the program"),
         ("no_such_module:build", "cannot be imported"),
         ("no_such_file.py:build", "cannot be imported"),
     ],

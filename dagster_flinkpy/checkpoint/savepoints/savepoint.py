@@ -174,9 +174,11 @@ def load_savepoint(store: ObjectStore) -> CheckpointMetadata:
     try:
         data = fetch_metadata(store, METADATA_NAME)
     except ObjectNotFoundError as error:
-        raise RestoreError(
-            f"{store.url} is not a savepoint: it has no {METADATA_NAME}. Give the folder that contains that file."
-        ) from error
+        folder, _, name = store.url.rpartition("/")
+        what = "Give the folder that contains that file."
+        if name.startswith("chk-"):
+            what = f"'flinkpy checkpoints list {folder}' shows the checkpoints that the job keeps."
+        raise RestoreError(f"{store.url} is not a savepoint: it has no {METADATA_NAME}. {what}") from error
     return CheckpointMetadata.from_bytes(data, f"{store.url}/{METADATA_NAME}")
 
 

@@ -302,7 +302,7 @@ def story_of(load: Any, given: dict[str, Any]) -> str:
     ("given", "said"),
     [
         ({"env": "pipeline"}, "write 'package.module:function'"),
-        ({"env": ".pipeline:Nothing"}, "neither a program nor a function"),
+        ({"env": ".pipeline:Nothing"}, "has no 'Nothing'"),
         ({"env": ".missing:pipeline"}, "No module named"),
         ({"checkpoint_interval": "soon"}, "not a duration: 'soon'"),
         ({"partition_retention": {"every": 0}}, "every=0 must be at least 1"),
