@@ -103,6 +103,19 @@ def test_a_job_waits_for_input_and_takes_no_checkpoint_for_nothing(tmp_path: Pat
         assert attempt.waits < 60
 
 
+def test_epochs_without_input_are_told_once(tmp_path: Path) -> None:
+    """A job with a checkpoint each second would fill its log with them, and Dagster's database."""
+    inbox, said = tmp_path / "in", list[str]()
+    graph = collect_graph(lines(inbox))
+    with HarnessAttempt(graph, tmp_path / "checkpoints", on_progress=said.append) as attempt:
+        for name in ("a", None, None, None, "b", None, None):
+            if name is not None:
+                (inbox / name).write_text("1\n")
+            attempt.run_epoch()
+    told = [line.rpartition(": ")[2].rpartition("/")[2] for line in said if line.startswith("checkpoint ")]
+    assert told == ["a", "nothing to read", "b", "nothing to read"]
+
+
 def test_what_barriers_have_overtaken_does_not_wait_for_input(tmp_path: Path, waiting: Any) -> None:
     inbox = tmp_path / "in"
     script = {12.0: lambda: (inbox / "a").write_text("1\n2\n"), 60.0: asks(tmp_path, DONE)}

@@ -104,6 +104,8 @@ class JobRunner:
     """Tells the master of something that it has not asked for."""
     _open: OpenEpoch | None = None
     """The epoch that was opened last."""
+    _said: str = ""
+    """What was last said to be read."""
 
     def begin(self, checkpoint_id: int) -> None:
         """Prepares the Spark job of the epoch of a checkpoint."""
@@ -245,7 +247,9 @@ class JobRunner:
         return results
 
     def _say_what_is_read(self, epoch: EpochInput) -> None:
-        self.progress(f"checkpoint {epoch.checkpoint_id}: {self.planner.splits.describe(epoch)}")
+        said, self._said = self._said, self.planner.splits.describe(epoch)
+        if any(epoch.splits.values()) or self._said != said:  # a job that waits for input says so once
+            self.progress(f"checkpoint {epoch.checkpoint_id}: {self._said}")
 
     def repeat(self, checkpoint_id: int, restarts: int = 0) -> RegionEnded:
         """Returns the current state as the results of an epoch that has read nothing.
