@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from datetime import datetime, timedelta, timezone
@@ -13,8 +14,10 @@ from dagster_flinkpy.checkpoint.needed_files import needed_files
 from dagster_flinkpy.checkpoint.operator_states import EXCHANGE_FOLDER
 from dagster_flinkpy.checkpoint.requests import REQUESTS_FOLDER
 from dagster_flinkpy.checkpoint.savepoints.stored_savepoints import list_savepoints
-from dagster_flinkpy.checkpoint.traces import SAVEPOINT_PREFIX, SHARED_FOLDER, head_of_job
+from dagster_flinkpy.checkpoint.traces import CHECKPOINT_FOLDER, SAVEPOINT_PREFIX, SHARED_FOLDER, head_of_job
+from dagster_flinkpy.common.clock import current_millis
 from dagster_flinkpy.errors import ConfigurationError
+from dagster_flinkpy.storage import lease
 from dagster_flinkpy.storage.object_store import ObjectInfo, ObjectStore
 
 __all__ = ["DEFAULT_GRACE", "SweepResult", "old_savepoints", "sweep"]
@@ -22,6 +25,8 @@ __all__ = ["DEFAULT_GRACE", "SweepResult", "old_savepoints", "sweep"]
 DEFAULT_GRACE = timedelta(days=1)
 """The default age from which orphans are deleted."""
 _BATCH = 1000
+_WRITTEN_BY = re.compile(rf"{SHARED_FOLDER}(\d{{1,18}})-(\d{{1,18}})-")
+"""The attempt and the checkpoint in the name of a state file; see ``state_file``."""
 
 
 @dataclass(frozen=True)
@@ -47,14 +52,16 @@ def sweep(
 
     Requests whose asker has not fetched the answer are deleted, too.
 
-    It may be called at any time, even while the job runs: the files of a running epoch are younger than the grace time
-    until a checkpoint names them. So are segments of blocking edges; rows of Spark DataFrames are only needed until the
-    checkpoint of their epoch is complete, and no checkpoint names them. Objects are listed page by page and deleted in
-    batches; only the names in the retained checkpoints are held in memory.
+    It may be called at any time, even while the job runs: what the attempt at work has copied from a savepoint, or has
+    written since the latest checkpoint, is left. Segments of blocking edges and savepoints that are being written must
+    be younger than the grace time; rows of Spark DataFrames are only needed until the checkpoint of their epoch is
+    complete, and no checkpoint names them. Objects are listed page by page and deleted in batches; only the names in
+    the retained checkpoints are held in memory.
 
     Args:
         store: The object store, rooted at the job's prefix.
-        grace: The age at which an orphan is deleted; must be longer than the longest epoch. Default: 1 day.
+        grace: The age at which an orphan is deleted; must be longer than the longest epoch of a job with blocking edges
+            takes, and the longest savepoint. Default: 1 day.
         now: The current time, with time zone. Default: the time of this machine.
         dry_run: Whether only to count, and delete nothing. Default: False.
         on_deleted: Called with the number of further files that were deleted, or counted.
@@ -71,13 +78,15 @@ def sweep(
     before = (now or datetime.now(timezone.utc)) - grace
     if not dry_run:
         tidy_claims(store, before)
+    pending = _pending(store)  # before HEAD is read again: what completes now is still pending here, or kept there
     kept, named = needed_files(store)
     orphans = _Orphans(store, before, dry_run, on_deleted)
     folders = {f"chk-{checkpoint_id}/" for checkpoint_id in kept}
     # Files are deleted before the metadata, which still shows after a crash that they were orphans of a checkpoint.
-    orphans.delete(info for info in store.list(SHARED_FOLDER) if info.key not in named)
+    orphans.delete(info for info in store.list(SHARED_FOLDER) if info.key not in named and not pending(info.key))
     orphans.delete(info for info in store.list(f"{EXCHANGE_FOLDER}/") if info.key not in named)
-    orphans.delete(info for info in store.list("chk-") if f"{info.key.partition('/')[0]}/" not in folders)
+    chk = (info for info in store.list("chk-") if f"{info.key.partition('/')[0]}/" not in folders)
+    orphans.delete(info for info in chk if not pending(info.key))
     for folder in store.list_folders(SAVEPOINT_PREFIX):
         # A savepoint gets its metadata last. One without metadata was not finished, or its files were claimed.
         if store.head(folder + METADATA_NAME) is None:
@@ -88,6 +97,26 @@ def sweep(
     if not dry_run:
         finish_disposal(store)
     return SweepResult(orphans.files, orphans.bytes)
+
+
+def _pending(store: ObjectStore) -> Callable[[str], bool]:
+    """Returns which state files the attempt at work may yet name, and which checkpoints it may yet complete, by path.
+
+    Its next checkpoint may take over what one that has failed since the latest one would have named.
+    """
+    leader, head = lease.read(store), head_of_job(store)
+    if leader is None or head is None or not leader.alive(current_millis()):
+        return lambda key: False
+    token, latest = leader.token, head.checkpoint_id or 0
+
+    def pending(key: str) -> bool:
+        if found := CHECKPOINT_FOLDER.match(key):
+            return int(found[1]) > latest
+        found = _WRITTEN_BY.match(key)
+        # The checkpoint 0 stands for copies of a savepoint, and for state that was migrated.
+        return found is not None and int(found[1]) == token and not 0 < int(found[2]) <= latest
+
+    return pending
 
 
 def old_savepoints(store: ObjectStore, age: timedelta, *, keep: int = 1, now: datetime | None = None) -> list[str]:

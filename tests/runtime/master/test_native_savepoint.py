@@ -6,10 +6,12 @@ import hashlib
 import shutil
 from datetime import timedelta
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from dagster_flinkpy.checkpoint.savepoints.dispose import dispose_savepoint
+from dagster_flinkpy.checkpoint.store import CompletedCheckpointStore
 from dagster_flinkpy.checkpoint.sweep import sweep
 from dagster_flinkpy.datastream import SavepointFormatType
 from dagster_flinkpy.errors import ConfigurationError
@@ -90,3 +92,34 @@ def test_files_of_a_native_savepoint_go_when_it_is_gone(tmp_path: Path) -> None:
     dispose_savepoint(StorageLocation(native), owner="test", now_ms=0)
     assert sweep(store, timedelta(0)).files > 0
     assert counts_of(str(tmp_path / "job")) == {3}
+
+
+def test_a_sweep_leaves_what_the_run_at_work_may_still_name_however_long_it_takes(tmp_path: Path) -> None:
+    """What was copied from a savepoint is as old as the run: a first epoch may wait for input for days."""
+    with HarnessAttempt(GRAPH, tmp_path / "one") as attempt:
+        attempt.run_epoch()
+        savepoint = attempt.savepoint(str(tmp_path / "savepoints"))
+    store = StorageLocation(str(tmp_path / "two" / "job")).open()
+    with HarnessAttempt(GRAPH, tmp_path / "two", restore_from=savepoint) as attempt:
+        assert sweep(store, timedelta(0)).files == 0
+        attempt.commit_restored()
+    assert counts_of(str(tmp_path / "two" / "job")) == {1}
+    with pytest.raises(KeyboardInterrupt), HarnessAttempt(GRAPH, tmp_path / "two", restore_from=savepoint):
+        raise KeyboardInterrupt
+    assert sweep(store, timedelta(0)).files > 0, "that one has ended"
+
+
+def test_a_sweep_leaves_what_an_epoch_has_written_that_is_not_complete(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store, complete = StorageLocation(str(tmp_path / "job")).open(), CompletedCheckpointStore.complete
+
+    def swept(*args: Any, **options: Any) -> None:
+        assert sweep(store, timedelta(0)).files == 0
+        complete(*args, **options)
+
+    monkeypatch.setattr(CompletedCheckpointStore, "complete", swept)
+    with HarnessAttempt(GRAPH, tmp_path) as attempt:
+        attempt.run_epoch()
+        attempt.run_epoch()
+    assert counts_of(str(tmp_path / "job")) == {2}
