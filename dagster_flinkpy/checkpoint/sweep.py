@@ -25,8 +25,10 @@ __all__ = ["DEFAULT_GRACE", "SweepResult", "old_savepoints", "sweep"]
 DEFAULT_GRACE = timedelta(days=1)
 """The default age from which orphans are deleted."""
 _BATCH = 1000
-_WRITTEN_BY = re.compile(rf"{SHARED_FOLDER}(\d{{1,18}})-(\d{{1,18}})-")
-"""The attempt and the checkpoint in the name of a state file; see ``state_file``."""
+_WRITTEN_BY = re.compile(
+    rf"{SHARED_FOLDER}(\d{{1,18}})-(\d{{1,18}})-|{EXCHANGE_FOLDER}/.+/(\d{{10}})(?:-(\d{{10}}))?[./]", re.DOTALL
+)
+"""The attempt and the checkpoint in the name of a state file or a segment. Rows of DataFrames have no checkpoint."""
 
 
 @dataclass(frozen=True)
@@ -53,15 +55,13 @@ def sweep(
     Requests whose asker has not fetched the answer are deleted, too.
 
     It may be called at any time, even while the job runs: what the attempt at work has copied from a savepoint, or has
-    written since the latest checkpoint, is left. Segments of blocking edges and savepoints that are being written must
-    be younger than the grace time; rows of Spark DataFrames are only needed until the checkpoint of their epoch is
-    complete, and no checkpoint names them. Objects are listed page by page and deleted in batches; only the names in
-    the retained checkpoints are held in memory.
+    written since the latest checkpoint, is left. Savepoints that are being written must be younger than the grace time.
+    Objects are listed page by page and deleted in batches; only the names in the retained checkpoints are held in
+    memory.
 
     Args:
         store: The object store, rooted at the job's prefix.
-        grace: The age at which an orphan is deleted; must be longer than the longest epoch of a job with blocking edges
-            takes, and the longest savepoint. Default: 1 day.
+        grace: The age at which an orphan is deleted; must be longer than it takes to write a savepoint. Default: 1 day.
         now: The current time, with time zone. Default: the time of this machine.
         dry_run: Whether only to count, and delete nothing. Default: False.
         on_deleted: Called with the number of further files that were deleted, or counted.
@@ -84,7 +84,8 @@ def sweep(
     folders = {f"chk-{checkpoint_id}/" for checkpoint_id in kept}
     # Files are deleted before the metadata, which still shows after a crash that they were orphans of a checkpoint.
     orphans.delete(info for info in store.list(SHARED_FOLDER) if info.key not in named and not pending(info.key))
-    orphans.delete(info for info in store.list(f"{EXCHANGE_FOLDER}/") if info.key not in named)
+    exchanged = (info for info in store.list(f"{EXCHANGE_FOLDER}/") if info.key not in named)
+    orphans.delete(info for info in exchanged if not pending(info.key))
     chk = (info for info in store.list("chk-") if f"{info.key.partition('/')[0]}/" not in folders)
     orphans.delete(info for info in chk if not pending(info.key))
     for folder in store.list_folders(SAVEPOINT_PREFIX):
@@ -100,7 +101,7 @@ def sweep(
 
 
 def _pending(store: ObjectStore) -> Callable[[str], bool]:
-    """Returns which state files the attempt at work may yet name, and which checkpoints it may yet complete, by path.
+    """Returns which files the attempt at work may yet name, and which checkpoints it may yet complete, by path.
 
     Its next checkpoint may take over what one that has failed since the latest one would have named.
     """
@@ -113,8 +114,10 @@ def _pending(store: ObjectStore) -> Callable[[str], bool]:
         if found := CHECKPOINT_FOLDER.match(key):
             return int(found[1]) > latest
         found = _WRITTEN_BY.match(key)
+        if found is None or int(found[1] or found[3]) != token:
+            return False
         # The checkpoint 0 stands for copies of a savepoint, and for state that was migrated.
-        return found is not None and int(found[1]) == token and not 0 < int(found[2]) <= latest
+        return not 0 < int(found[2] or found[4] or 0) <= latest
 
     return pending
 

@@ -66,7 +66,7 @@ def list_checkpoints(directory: str, endpoint_url: str | None, as_json: bool) ->
 @checkpoints.command("sweep")
 @click.argument("directory", metavar="DIR")
 @click.option(
-    "--older-than", default="1 d", show_default=True, help="Minimum age. Must be longer than any epoch takes."
+    "--older-than", default="1 d", show_default=True, help="Minimum age. Must be longer than any savepoint takes."
 )
 @click.option("--dry-run", is_flag=True, help="Only count; delete nothing.")
 @endpoint_url_option

@@ -268,7 +268,7 @@ class SweepConfig(_RangedConfig):
     grace_hours: float = Field(
         default=24.0,
         ge=0,
-        description="Age in hours at which unreferenced files are deleted. Must be longer than an epoch takes.",
+        description="Age in hours at which unreferenced files are deleted. Must be longer than a savepoint takes.",
     )
     savepoint_days: float | None = Field(
         default=None,
