@@ -10,7 +10,12 @@ from urllib.parse import unquote, urlsplit
 import pyarrow as pa
 import tenacity
 from pyiceberg.catalog import Catalog, load_catalog
-from pyiceberg.exceptions import CommitFailedException, NoSuchTableError, TableAlreadyExistsError
+from pyiceberg.exceptions import (
+    CommitFailedException,
+    NoSuchTableError,
+    NotInstalledError,
+    TableAlreadyExistsError,
+)
 from pyiceberg.io.pyarrow import _pyarrow_to_schema_without_ids, schema_to_pyarrow
 from pyiceberg.partitioning import PartitionField
 from pyiceberg.schema import index_name_by_id
@@ -19,7 +24,7 @@ from pyiceberg.table.name_mapping import MappedField, NameMapping, parse_mapping
 from pyiceberg.table.refs import MAIN_BRANCH, SnapshotRefType
 from pyiceberg.table.update import AssertRefSnapshotId, AssertTableUUID, SetSnapshotRefUpdate
 from pyiceberg.transforms import IdentityTransform, VoidTransform
-from sqlalchemy.exc import IntegrityError, OperationalError, ProgrammingError
+from sqlalchemy.exc import ArgumentError, IntegrityError, OperationalError, ProgrammingError
 
 from dagster_flinkpy.connectors.files.parquet_table import table_schema
 from dagster_flinkpy.connectors.iceberg.commit_log import CommitLog
@@ -344,8 +349,20 @@ def _differing(table: Table, schema: pa.Schema) -> Iterator[tuple[pa.Field, pa.D
     reraise=True,
 )
 def open_catalog(name: str, properties: Mapping[str, str]) -> Catalog:
-    """Opens a catalog. A new SQL catalog gets its tables, which another process may make at the same time."""
-    return load_catalog(name, **properties)
+    """Opens a catalog. A new SQL catalog gets its tables, which another process may make at the same time.
+
+    Raises:
+        ConfigurationError: The settings name no catalog that there can be.
+    """
+    try:
+        return load_catalog(name, **properties)
+    except OSError:  # of requests; some of them are a ValueError, too
+        raise
+    except (ValueError, ImportError, NotInstalledError, ArgumentError) as error:
+        raise ConfigurationError(
+            f"Iceberg catalog {name!r} cannot be opened: {error}. Correct properties=..., ~/.pyiceberg.yaml or the "
+            "variables PYICEBERG_CATALOG__*. PostgreSQL is postgresql+psycopg://..."
+        ) from error
 
 
 def folder_of(location: StorageLocation) -> str:

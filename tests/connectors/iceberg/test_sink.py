@@ -14,6 +14,7 @@ from typing import Any
 import polars as pl
 import pyarrow as pa
 import pytest
+import requests
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from pyiceberg.catalog.sql import SqlCatalog
@@ -31,6 +32,7 @@ from dagster_flinkpy.connectors.commit.staged_rows import StagedRowsWriter
 from dagster_flinkpy.connectors.iceberg import commit_log
 from dagster_flinkpy.connectors.iceberg.commit_log import CommitLog
 from dagster_flinkpy.connectors.iceberg.committer import IcebergCommitter, IcebergUpsertCommitter
+from dagster_flinkpy.connectors.iceberg.table import open_catalog
 from dagster_flinkpy.connectors.iceberg.writer import IcebergWriter
 from dagster_flinkpy.datastream.connectors.base import CommitRequest, Committer, CommitterInitContext, WriterInitContext
 from dagster_flinkpy.errors import (
@@ -394,6 +396,28 @@ def test_types_that_iceberg_does_not_have_are_refused_at_once(tmp_path: Path, ki
 def test_arguments_that_contradict_each_other(tmp_path: Path, options: Any, said: str) -> None:
     with pytest.raises(ConfigurationError, match=said):
         sink_in(tmp_path, **options).validate(ROW)
+
+
+@pytest.mark.parametrize(
+    "properties",
+    [{"type": "glu"}, {}, {"type": "sql"}, {"uri": "postgres//x"}, {"type": "sql", "uri": "oracle+nix://x"}],
+    ids=["type", "nothing", "no uri", "uri", "driver"],
+)
+def test_settings_of_no_catalog_are_no_failure_that_another_try_mends(properties: Any) -> None:
+    given = {**properties, "downcast-ns-timestamp-to-us-on-write": "true"}
+    with pytest.raises(ConfigurationError, match=r"Iceberg catalog 'nowhere' cannot be opened: .*PYICEBERG_CATALOG"):
+        open_catalog("nowhere", given)
+
+
+def test_an_answer_that_is_no_json_may_be_another_one_next_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A proxy answers so while the catalog starts. The error is a ValueError, like those of wrong settings."""
+
+    def answered(name: str, **properties: str) -> None:
+        raise requests.exceptions.JSONDecodeError("no JSON", "<html>", 0)
+
+    monkeypatch.setattr("dagster_flinkpy.connectors.iceberg.table.load_catalog", answered)
+    with pytest.raises(OSError):
+        open_catalog("rest", {})
 
 
 def test_a_table_in_a_catalog_in_postgresql(postgres: str, tmp_path: Path) -> None:
