@@ -70,6 +70,12 @@ def run_epochs(
             chosen = config.start_empty or config.restore_from is not None
             if not chosen:
                 _refuse_end_of_partition(attempt)
+            elif attempt.restored is not None and (partition := attempt.restored.end_of) is not None:
+                context.log.warning(
+                    f"{config.restore_from} is the end state of partition {partition!r}, in which sources have no "
+                    f"positions: this run of job {job.job_id}, which has no partitions, reads their input from its "
+                    "beginning, also what that state has counted."
+                )
             events.begin(None if chosen else attempt.restored)
             attempt.refuse_input_after_end()
             if not attempt.finished:

@@ -515,6 +515,10 @@ def test_a_job_that_gets_partitions_or_loses_them_is_refused(
     said = "checkpoint 1 is the end state of partition '2024-03-01', and the job has no partitions now"
     assert said in failure_of(run("loses"))
     assert run("loses", KEYS[1]).success, "it has them back"
+    told = [entry.user_message for entry in instance.all_logs(run("loses", restore_from="chk-1").run_id)]
+    assert any(
+        "chk-1 is the end state of partition '2024-03-01', in which sources have no positions" in t for t in told
+    )
     assert run("loses", start_empty=True).success
     assert run("gets").success
     assert "job 'gets' has been run without partitions, up to checkpoint 1" in failure_of(run("gets", KEYS[0]))
