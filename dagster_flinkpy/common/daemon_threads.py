@@ -2,14 +2,46 @@
 
 from __future__ import annotations
 
+import contextvars
+import queue
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable
 from typing import TypeVar
 
-__all__ = ["in_daemon_threads"]
+__all__ = ["DaemonThread", "in_daemon_threads"]
 
 T = TypeVar("T")
+
+
+class DaemonThread:
+    """Does one thing after the other, each in the context of whoever has asked for it."""
+
+    def __init__(self, name: str) -> None:
+        self._todo: queue.SimpleQueue[Callable[[], object] | None] = queue.SimpleQueue()
+        self._thread = threading.Thread(target=_work_off, args=(self._todo,), name=name, daemon=True)
+        self._thread.start()
+
+    @property
+    def ident(self) -> int:
+        """Its identifier, as that of a thread."""
+        assert self._thread.ident is not None
+        return self._thread.ident
+
+    def do(self, work: Callable[[], object]) -> None:
+        """Calls a function, which must not raise, when all earlier ones have returned. Any thread may call it."""
+        context = contextvars.copy_context()
+        self._todo.put(lambda: context.run(work))
+
+    def end(self) -> None:
+        """Ends the thread when all functions have returned. One that hangs ends with the process."""
+        self._todo.put(None)
+
+
+def _work_off(todo: queue.SimpleQueue[Callable[[], object] | None]) -> None:
+    while (work := todo.get()) is not None:
+        work()
+        del work  # while it waits for the next one, it must not keep what this one had
 
 
 def in_daemon_threads(function: Callable[[T], object], items: Iterable[T], number: int) -> None:

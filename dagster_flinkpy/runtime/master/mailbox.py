@@ -6,9 +6,7 @@ result from its mailbox.
 
 from __future__ import annotations
 
-import contextvars
 import queue
-import threading
 from abc import ABC, abstractmethod
 from collections import Counter, defaultdict, deque
 from collections.abc import Callable
@@ -17,6 +15,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from dagster_flinkpy.common.clock import current_millis
+from dagster_flinkpy.common.daemon_threads import DaemonThread
 
 __all__ = ["Done", "InlineMailbox", "Lane", "Mailbox", "ThreadMailbox", "Work"]
 
@@ -135,16 +134,13 @@ class ThreadMailbox(Mailbox):
         self._now = now
         # A signal handler may put something in while this thread waits for it, which other queues do not allow.
         self._inbox: queue.SimpleQueue[Done | None] = queue.SimpleQueue()
-        self._lanes: dict[Lane, queue.SimpleQueue[tuple[Work, contextvars.Context] | None]] = {}
+        self._lanes: dict[Lane, DaemonThread] = {}
 
     def _submit(self, lane: Lane, work: Work) -> None:
-        todo = self._lanes.get(lane)
-        if todo is None:
-            todo = self._lanes[lane] = queue.SimpleQueue()
-            threading.Thread(
-                target=_work_off, args=(lane, todo, self._inbox), name=f"flinkpy-{lane}", daemon=True
-            ).start()
-        todo.put((work, contextvars.copy_context()))
+        if lane not in self._lanes:
+            self._lanes[lane] = DaemonThread(f"flinkpy-{lane}")
+        inbox = self._inbox
+        self._lanes[lane].do(lambda: inbox.put(_done(lane, work)))
 
     def _take(self, until_ms: int | None) -> Done | None:
         try:
@@ -156,18 +152,9 @@ class ThreadMailbox(Mailbox):
         self._inbox.put(None)
 
     def close(self) -> None:
-        for todo in self._lanes.values():
-            todo.put(None)
+        for thread in self._lanes.values():
+            thread.end()
         self._lanes.clear()
-
-
-def _work_off(
-    lane: Lane, todo: queue.SimpleQueue[tuple[Work, contextvars.Context] | None], inbox: queue.SimpleQueue[Done | None]
-) -> None:
-    while (submitted := todo.get()) is not None:
-        work, context = submitted
-        inbox.put(context.run(_done, lane, work))
-        del submitted, work, context
 
 
 def _done(lane: Lane, work: Work) -> Done:

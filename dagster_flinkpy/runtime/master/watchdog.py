@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import contextvars
-import queue
 import sys
 import threading
 import traceback
@@ -11,9 +9,11 @@ from collections.abc import Callable
 from concurrent.futures import Future, InvalidStateError, wait
 from contextlib import suppress
 from datetime import timedelta
+from functools import partial
 from types import FrameType
 from typing import Any, ParamSpec, TypeVar
 
+from dagster_flinkpy.common.daemon_threads import DaemonThread
 from dagster_flinkpy.errors import CheckpointTimeoutError
 
 __all__ = ["Watchdog"]
@@ -31,41 +31,30 @@ class _GivenUp(Exception):
     """An interrupted run no longer waits for the step."""
 
 
-class _Worker:
+class _Worker(DaemonThread):
     """A thread that runs steps one after the other."""
 
-    def __init__(self) -> None:
-        self.steps: queue.SimpleQueue[tuple[Future[Any], Callable[[], Any]] | None] = queue.SimpleQueue()
-        self.step: Future[Any] | None = None
-        """The last step."""
-        self._thread = threading.Thread(target=_work_off, args=(self.steps,), name="flinkpy-watched", daemon=True)
-        self._thread.start()
+    step: Future[Any] | None = None
+    """The last step."""
 
     def begin(self, step: Callable[[], Any]) -> Future[Any]:
         """Gives the thread a step to run."""
         self.step = done = Future[Any]()
-        self.steps.put((done, step))
+        self.do(partial(_run, step, done))
         return done
 
     def place(self) -> str:
         """Returns the innermost calls of the thread, as in a traceback."""
-        assert self._thread.ident is not None
-        frame: FrameType | None = sys._current_frames().get(self._thread.ident)
+        frame: FrameType | None = sys._current_frames().get(self.ident)
         return "".join(traceback.format_stack(frame)[-_SHOWN_FRAMES:]).rstrip() if frame is not None else ""
 
 
-def _work_off(steps: queue.SimpleQueue[tuple[Future[Any], Callable[[], Any]] | None]) -> None:
-    while (todo := steps.get()) is not None:
-        done, step = todo
+def _run(step: Callable[[], Any], done: Future[Any]) -> None:
+    with suppress(InvalidStateError):  # it was given up
         try:
-            result = step()
+            done.set_result(step())
         except BaseException as error:
-            with suppress(InvalidStateError):
-                done.set_exception(error)
-        else:
-            with suppress(InvalidStateError):
-                done.set_result(result)
-        del todo, done, step
+            done.set_exception(error)
 
 
 class Watchdog:
@@ -92,11 +81,11 @@ class Watchdog:
         """
         if self._hung is not None:
             raise self._hung
-        caller, context = threading.get_ident(), contextvars.copy_context()
+        caller = threading.get_ident()
         worker = self._workers.get(caller)
         if worker is None:
-            worker = self._workers[caller] = _Worker()
-        done: Future[T] = worker.begin(lambda: context.run(step, *args, **kwargs))
+            worker = self._workers[caller] = _Worker("flinkpy-watched")
+        done: Future[T] = worker.begin(partial(step, *args, **kwargs))
         try:
             self._await(done, self.timeout.total_seconds())
         except BaseException:
@@ -128,7 +117,7 @@ class Watchdog:
     def close(self) -> None:
         """Ends the threads. One that hangs ends with the process. A later step starts another thread."""
         for worker in tuple(self._workers.values()):
-            worker.steps.put(None)
+            worker.end()
         self._workers.clear()
 
     @staticmethod

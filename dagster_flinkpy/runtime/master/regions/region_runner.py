@@ -109,18 +109,16 @@ class JobRunner:
 
     def begin(self, checkpoint_id: int) -> None:
         """Prepares the Spark job of the epoch of a checkpoint."""
-        config, token = self.planner.config, self.planner.fencing_token
-        self.session.begin(
-            f"flinkpy-{config.job_id}-{token}-{checkpoint_id}-{self.planner.number}",
-            f"checkpoint {checkpoint_id} of job {config.job_id!r}",
-        )
+        self._begin(checkpoint_id, f"checkpoint {checkpoint_id}")
 
     def begin_look(self) -> None:
         """Prepares a look for input, for which a source may run a Spark job."""
-        config, token = self.planner.config, self.planner.fencing_token
-        self.session.begin(
-            f"flinkpy-{config.job_id}-{token}-input-{self.planner.number}", f"input of job {config.job_id!r}"
-        )
+        self._begin("input", "input")
+
+    def _begin(self, tag: object, what: str) -> None:
+        planner, job_id = self.planner, self.planner.config.job_id
+        name = f"flinkpy-{job_id}-{planner.fencing_token}-{tag}-{planner.number}"
+        self.session.begin(name, f"{what} of job {job_id!r}")
 
     def look(self) -> InputLooked:
         """Looks for input, and assigns it to the next epoch.
