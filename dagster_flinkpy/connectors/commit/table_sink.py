@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from abc import abstractmethod
 from collections.abc import Sequence
 from typing import Any, ClassVar
@@ -20,13 +21,32 @@ from dagster_flinkpy.errors import ConfigurationError
 from dagster_flinkpy.registry import call_registered
 from dagster_flinkpy.storage import StorageLocation
 
-__all__ = ["StagedParquet", "TableSink", "checked_location"]
+__all__ = ["StagedParquet", "TableSink", "check_folder", "checked_location"]
 
 
 def checked_location(call: str, folder: Any) -> StorageLocation:
     """Returns a folder that was given to a call as a location."""
     check_argument(call, folder, (str, StorageLocation), "a path, s3://..., or a StorageLocation")
     return StorageLocation(folder) if isinstance(folder, str) else folder
+
+
+def check_folder(call: str, location: StorageLocation, unreadable: str) -> None:
+    """Checks that the library of a table format finds a folder by its name.
+
+    Args:
+        call: What the folder was given to, for the message.
+        location: The folder.
+        unreadable: A regular expression: what the library takes for something else.
+
+    Raises:
+        ConfigurationError: The name has something like that.
+    """
+    name = location.url if location.local_path is None else str(location.local_path)
+    if (found := re.search(unreadable, name)) is not None:
+        raise ConfigurationError(
+            f"{call} cannot have a folder with {found[0]!r} in its name, {name}: its library would look for the table "
+            "in another folder. Choose another name"
+        )
 
 
 class TableSink(TwoPhaseCommittingSink):

@@ -17,7 +17,7 @@ from dagster_flinkpy.connectors.columns.text_values import moment_of
 from dagster_flinkpy.connectors.commit.staged_files import partition_text
 from dagster_flinkpy.connectors.delta.entries import check_log, entry_name, read_entry
 from dagster_flinkpy.connectors.delta.source import DeltaSource
-from dagster_flinkpy.connectors.delta.table import storage_options
+from dagster_flinkpy.connectors.delta.table import storage_options, table_url
 from dagster_flinkpy.connectors.lake.table_source import TableLog, window_at
 from dagster_flinkpy.datastream.connectors.base import Json
 from dagster_flinkpy.errors import (
@@ -190,16 +190,16 @@ class DeltaLog(TableLog):
             )
 
     def _open(self, version: int | None = None) -> DeltaTable:
-        url = self._source.location.url
+        url, there = table_url(self._source.location), self._source.location.url
         with self._reading():
             try:
                 return DeltaTable(url, version=version, storage_options=storage_options(self._source.location))
             except TableNotFoundError as error:
                 if version is not None and DeltaTable.is_deltatable(url, storage_options(self._source.location)):
                     raise self._cleaned_up(version) from error
-                raise InputChangedError(f"Delta table {url} does not exist: put it back, or create it") from error
+                raise InputChangedError(f"Delta table {there} does not exist: put it back, or create it") from error
             except DeltaError:
-                check_log(f"Delta table {url}", self._store)
+                check_log(f"Delta table {there}", self._store)
                 raise
 
     def _relative(self, path: str) -> str:

@@ -10,7 +10,7 @@ import pyarrow.compute as pc
 from deltalake import DeltaTable
 
 from dagster_flinkpy.connectors.columns.column_casts import cast_column
-from dagster_flinkpy.connectors.delta.table import storage_options
+from dagster_flinkpy.connectors.delta.table import storage_options, table_url
 from dagster_flinkpy.connectors.files.parquet_table import TableRows
 from dagster_flinkpy.spark.versions import data_frame
 
@@ -28,7 +28,7 @@ class DeltaRows(TableRows):
     """The column that has the Dagster partition."""
 
     def to_arrow(self) -> pa.Table:
-        url, options = self.location.url, storage_options(self.location)
+        url, options = table_url(self.location), storage_options(self.location)
         if not DeltaTable.is_deltatable(url, options):
             return self.schema.empty_table()
         dataset = DeltaTable(url, storage_options=options).to_pyarrow_dataset()

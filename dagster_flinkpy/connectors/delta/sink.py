@@ -48,6 +48,7 @@ class DeltaSink(LakeSink):
     """
 
     table_format: ClassVar[str] = "delta"
+    unreadable: ClassVar[str] = "%[0-9A-Fa-f]{2}"
 
     def __init__(
         self,

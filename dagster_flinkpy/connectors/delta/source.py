@@ -47,6 +47,7 @@ class DeltaSource(TableSource):
     dagster_kind = "deltalake"
     _when_added = "with change_feed=True "
     log_name = "delta_log"
+    unreadable = "%[0-9A-Fa-f]{2}"
 
     def __init__(
         self,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from contextlib import suppress
-from urllib.parse import urlsplit
+from urllib.parse import quote, urlsplit
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -20,7 +20,7 @@ from dagster_flinkpy.datastream.connectors.base import CommitterInitContext
 from dagster_flinkpy.errors import CommittableLostError, ConfigurationError, StorageError
 from dagster_flinkpy.storage import StorageLocation
 
-__all__ = ["DIGEST", "DeltaTarget", "row_count", "storage_options"]
+__all__ = ["DIGEST", "DeltaTarget", "row_count", "storage_options", "table_url"]
 
 DIGEST = "flinkpy.digest"
 """The entry of a version that tells which committables it has added."""
@@ -57,7 +57,7 @@ class DeltaTarget(LakeTarget[DeltaTable]):
 
     def try_open(self) -> DeltaTable | None:
         try:
-            return DeltaTable(self._sink.location.url, storage_options=self._options)
+            return DeltaTable(table_url(self._sink.location), storage_options=self._options)
         except TableNotFoundError:
             return None
         except DeltaError:
@@ -70,7 +70,7 @@ class DeltaTarget(LakeTarget[DeltaTable]):
                 return table
             with suppress(CommitFailedError):  # somebody else was faster
                 return DeltaTable.create(
-                    self._sink.location.url,
+                    table_url(self._sink.location),
                     schema,
                     mode="ignore",
                     partition_by=self._sink.partition_by or None,
@@ -188,7 +188,7 @@ class DeltaTarget(LakeTarget[DeltaTable]):
 
 def row_count(sink: DeltaSink) -> int | None:
     """Returns the number of rows of a sink's table, or None if the log does not tell it."""
-    table = DeltaTable(sink.location.url, storage_options=storage_options(sink.location))
+    table = DeltaTable(table_url(sink.location), storage_options=storage_options(sink.location))
     if pa.table(table.deletion_vectors()).num_rows:
         return None
     counts = pa.table(table.get_add_actions()).column("num_records")
@@ -197,6 +197,14 @@ def row_count(sink: DeltaSink) -> int | None:
 
 def _shown(field: Field) -> str:
     return str(field.type.to_json()).strip('"')
+
+
+def table_url(location: StorageLocation) -> str:
+    """Returns the URL of a location as delta-rs takes it: without quotes, ``#`` and ``?`` would end a key on S3."""
+    if not location.url.startswith("s3://"):
+        return location.url
+    bucket, _, prefix = location.url.removeprefix("s3://").partition("/")
+    return f"s3://{bucket}/{quote(prefix)}"
 
 
 def storage_options(location: StorageLocation) -> dict[str, str]:

@@ -68,6 +68,7 @@ class IcebergSink(LakeSink):
     """
 
     table_format: ClassVar[str] = "iceberg"
+    unreadable: ClassVar[str] = "[#?]"
 
     def __init__(
         self,

@@ -46,6 +46,7 @@ class IcebergSource(TableSource):
 
     dagster_kind = "iceberg"
     log_name = "iceberg_log"
+    unreadable = "[#?]"
 
     def __init__(
         self,

@@ -180,7 +180,8 @@ class IcebergTarget(CommitLog):
                 f"{what} was dropped and made anew since it was opened. Running again adds the rows to the new table, "
                 "if they were not deleted with the old one"
             )
-        there = folder_of(StorageLocation(table.location().rstrip("/")))
+        # Iceberg takes paths as they are, so they are no URLs with quotes.
+        there = folder_of(StorageLocation(table.location().rstrip("/").removeprefix("file://")))
         if there != self.folder:
             raise ConfigurationError(f"{what} is at {there}, not at {self.folder}: give IcebergSink that location")
         if table.format_version > 2:

@@ -11,7 +11,7 @@ from dagster_flinkpy.common.arguments import check_name
 from dagster_flinkpy.common.typeinfo import TypeInformation
 from dagster_flinkpy.connectors.columns.column_types import check_key, columns_of
 from dagster_flinkpy.connectors.columns.filled_columns import FilledColumns
-from dagster_flinkpy.connectors.commit.table_sink import TableSink
+from dagster_flinkpy.connectors.commit.table_sink import TableSink, check_folder
 from dagster_flinkpy.datastream.connectors.base import (
     Committer,
     CommitterInitContext,
@@ -34,6 +34,8 @@ class LakeSink(TwoPhaseCommittingSink):
 
     table_format: ClassVar[str]
     """How names in the registry begin."""
+    unreadable: ClassVar[str]
+    """A regular expression: what the name of the folder cannot have."""
 
     def __init__(
         self,
@@ -54,6 +56,7 @@ class LakeSink(TwoPhaseCommittingSink):
         if isinstance(key, str):
             raise ConfigurationError(f"key must be a list of columns, such as [{key!r}]")
         self.files, self.staged, self.location = files, staged, files.location
+        check_folder(f"{type(self).__name__}()", self.location, self.unreadable)
         self.key, self.merge_schema = tuple(key), merge_schema
         self.filled: FilledColumns | None = None
         if partition_column is not None:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, ClassVar, TypeVar
 
 from dagster_flinkpy.common.arguments import check_count, check_name
 from dagster_flinkpy.common.typeinfo import RowTypeInfo
-from dagster_flinkpy.connectors.commit.table_sink import checked_location
+from dagster_flinkpy.connectors.commit.table_sink import check_folder, checked_location
 from dagster_flinkpy.connectors.sources.declared_source import RowSource, names_of_partition
 from dagster_flinkpy.connectors.sources.open_splits import OpenSplits, RowMeter
 from dagster_flinkpy.connectors.sources.split_enumerators import OpenEnumerator
@@ -97,6 +97,8 @@ class TableSource(RowSource, PartitionedSource):
 
     registered: ClassVar[str] = "table_file"
     resumes_splits = True
+    unreadable: ClassVar[str]
+    """A regular expression: what the name of the folder cannot have."""
     log_name: str
     """What is registered to read the log."""
 
@@ -120,6 +122,7 @@ class TableSource(RowSource, PartitionedSource):
             if number is not None:
                 check_count(call, name, number, "rows or files")
         self.location = checked_location(call, location)
+        check_folder(call, self.location, self.unreadable)
         self.bounded, self.max_files_per_epoch = bounded, max_files_per_epoch
         self.limits = EpochLimits.checked(call, max_records_per_epoch, max_bytes_per_epoch)
         self.skip_changes, self.batch_rows = skip_changes, batch_rows

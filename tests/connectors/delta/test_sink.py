@@ -24,7 +24,7 @@ from dagster_flinkpy.common.typeinfo import TypeInformation
 from dagster_flinkpy.connectors import DeltaSink
 from dagster_flinkpy.connectors.commit.staged_files import StagedFileCommitter
 from dagster_flinkpy.connectors.delta.committer import DeltaCommitter, DeltaUpsertCommitter
-from dagster_flinkpy.connectors.delta.table import DeltaTarget, storage_options
+from dagster_flinkpy.connectors.delta.table import DeltaTarget, row_count, storage_options, table_url
 from dagster_flinkpy.connectors.lake.writer import LakeWriter
 from dagster_flinkpy.datastream.connectors.base import CommitRequest, Committer, CommitterInitContext, WriterInitContext
 from dagster_flinkpy.errors import (
@@ -88,6 +88,18 @@ def test_a_checkpoint_is_one_version_and_is_added_once(location: StorageLocation
     commit(sink, later)
     commit(sink, *requests, token=0)  # an attempt that slept
     assert (rows(sink), opened(sink).version(), committer(sink).last_committed()) == ([1, 2, 3, 4], 2, 2)
+
+
+@pytest.mark.parametrize("name", ["a b", "100%", "h#i", "q?r=&+"])
+def test_the_log_is_beside_the_files_whatever_the_folder_is_called(location: StorageLocation, name: str) -> None:
+    """On S3 the log was in a folder whose name ended before ``#`` or ``?``, and readers found none of its files."""
+    sink = DeltaSink(location.child(name))
+    commit(sink, stage(sink, 1))
+    commit(sink, stage(sink, 2, checkpoint_id=2))
+    assert list(location.open().list_folders()) == [f"{name}/"]
+    table = DeltaTable(table_url(sink.location), storage_options=storage_options(sink.location))
+    assert sorted(table.to_pyarrow_table().column("n").to_pylist()) == [1, 2]
+    assert row_count(sink) == 2
 
 
 def test_a_commit_of_somebody_else_in_between_is_looked_at(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

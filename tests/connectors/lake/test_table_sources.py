@@ -102,6 +102,25 @@ def test_the_table_is_read_and_then_what_is_added(target: Target) -> None:
     assert take(source, restored(source, enumerator)) == []
 
 
+@pytest.mark.parametrize(("kind", "name"), [("delta", "a%20b"), ("iceberg", "a#b"), ("iceberg", "a?b")])
+def test_a_folder_whose_name_its_library_reads_as_another_is_refused(tmp_path: Path, kind: str, name: str) -> None:
+    for place in (str(tmp_path / name), f"s3://bucket/{name}"):
+        with pytest.raises(
+            ConfigurationError, match=r"Sink\(\) cannot have a folder with '[%#?].*would look for the table"
+        ):
+            Target(kind, tmp_path, place)
+        with pytest.raises(ConfigurationError, match=r"Source\(\) cannot have a folder with '[%#?]"):
+            DeltaSource(place) if kind == "delta" else IcebergSource("db.t", place)
+
+
+def test_a_folder_of_an_iceberg_table_is_no_url(tmp_path: Path) -> None:
+    target = Target("iceberg", tmp_path, str(tmp_path / "a%20b"))
+    target.add(1)
+    source = target.source(bounded=True)
+    assert take(source, source.create_enumerator(None)) == [1]
+    assert (tmp_path / "a%20b").is_dir() and not (tmp_path / "a b").exists()
+
+
 def test_some_files_at_a_time_from_any_state(target: Target) -> None:
     target.add(1, 2, 3)
     source = target.source(bounded=True, max_files_per_epoch=2)
