@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from dagster_flinkpy.checkpoint.edge_history import EdgeHistory
 from dagster_flinkpy.checkpoint.operator_program import OperatorProgram
@@ -12,7 +12,7 @@ from dagster_flinkpy.state.files.state_files import files_of
 from dagster_flinkpy.state.handles import KeyedSnapshot, OperatorStateHandle
 from dagster_flinkpy.storage.object_store import check_relative
 
-__all__ = ["EXCHANGE_FOLDER", "OperatorState", "SubtaskState"]
+__all__ = ["EXCHANGE_FOLDER", "OperatorState", "SubtaskState", "without_copies"]
 
 EXCHANGE_FOLDER = "exchange"
 """The folder of a job's blocking edges, below its prefix."""
@@ -65,6 +65,22 @@ class SubtaskState(JsonRecord, omit_defaults=True):
         """Returns the paths of the files of operator state, raw keyed state and in-flight data."""
         partitions = (p for handle in self.operator_state for p in handle.partitions)
         return files_of([*partitions, *self.raw_keyed, *self.channel_state])
+
+
+def without_copies(subtasks: Iterable[SubtaskState]) -> tuple[SubtaskState, ...]:
+    """Returns the subtasks of an operator with one copy of each union state that several have as it was restored.
+
+    A restore gives all of it to every subtask. If each passed that on, it would double with every restore; and if only
+    a certain one did, what it drops would be lost.
+    """
+    known: set[str] = set()
+    kept = []
+    for subtask in subtasks:
+        copies = {handle.name for handle in subtask.operator_state if handle.inherited}
+        handles = [handle for handle in subtask.operator_state if handle.name not in copies & known]
+        known |= copies
+        kept.append(replace(subtask, operator_state=tuple(replace(handle, inherited=False) for handle in handles)))
+    return tuple(kept)
 
 
 @dataclass(frozen=True)

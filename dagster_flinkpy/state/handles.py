@@ -305,6 +305,9 @@ class OperatorStateHandle(JsonRecord, omit_defaults=True):
     """The elements of the list, which redistribution moves. See ``state.operator_state``."""
     types: Json = field(default_factory=dict)
     """Type information as JSON: for the ``value`` of an element, or the ``key`` and ``value`` of an entry."""
+    inherited: bool = False
+    """Whether it is a UNION state that has not changed since the restore, so that other subtasks may have the same one.
+    Only acknowledgements say it."""
     extra: Any = field(default_factory=dict)
     """Fields that this release does not know."""
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import pyarrow as pa
@@ -241,7 +242,6 @@ class OperatorStateBackend(OperatorStateStore):
 
     Args:
         operator: The uid of the operator, for messages.
-        subtask: The index of the subtask.
         store: The object store, rooted at the job's prefix.
         restored: The state that the subtask starts from.
         written_by: Returns a part of the names of the files that are written next; see
@@ -252,14 +252,12 @@ class OperatorStateBackend(OperatorStateStore):
     def __init__(
         self,
         operator: str,
-        subtask: int,
         store: ObjectStore,
         restored: Sequence[OperatorStateHandle],
         written_by: Callable[[], str] = str,
         uploads: Uploads | None = None,
     ) -> None:
         self.operator, self.store, self.written_by, self.uploads = operator, store, written_by, uploads
-        self._subtask = subtask
         self._restored = {handle.name: handle for handle in restored if handle.name != RAW_STATE}
         self._states: dict[str, _ListState | _BroadcastState] = {}
         self.changes: list[str] = []
@@ -358,12 +356,8 @@ class OperatorStateBackend(OperatorStateStore):
             handles[name] = state.snapshot()
             if not state.state.inherited:
                 inherited.discard(name)
-        return tuple(
-            handles[name]
-            for name in sorted(handles)
-            # Each subtask has all of a restored union state, so only one subtask passes it on.
-            if name not in inherited or handles[name].mode is not DistributionMode.UNION or self._subtask == 0
-        )
+        unchanged = {name for name in inherited if handles[name].mode is DistributionMode.UNION}
+        return tuple(replace(handles[name], inherited=name in unchanged) for name in sorted(handles))
 
 
 def _describe(mode: str, types: Mapping[str, Any]) -> str:

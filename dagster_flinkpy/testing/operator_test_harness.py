@@ -14,7 +14,7 @@ from typing import Any
 
 from dagster_flinkpy.checkpoint.coordinator.messages import Subtask
 from dagster_flinkpy.checkpoint.metadata import CheckpointKind, CheckpointMetadata
-from dagster_flinkpy.checkpoint.operator_states import OperatorState, SubtaskState
+from dagster_flinkpy.checkpoint.operator_states import OperatorState, SubtaskState, without_copies
 from dagster_flinkpy.checkpoint.restore import assign, restore_targets
 from dagster_flinkpy.checkpoint.savepoints.stored_checkpoint import StoredCheckpoint
 from dagster_flinkpy.checkpoint.state_migration import migrate, state_version
@@ -422,7 +422,9 @@ class OperatorTestHarness:
                 name=v.name,
                 parallelism=v.parallelism,
                 max_parallelism=v.max_parallelism,
-                subtasks=tuple(acknowledged.get(v.uid, [SubtaskState(0, watermark=self._watermarks.get(v.uid))])),
+                subtasks=without_copies(
+                    acknowledged.get(v.uid, [SubtaskState(0, watermark=self._watermarks.get(v.uid))])
+                ),
                 state_version=state_version(v, None),
             )
             for v in self._graph.vertices

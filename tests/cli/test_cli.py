@@ -77,7 +77,7 @@ def state_of(store: ObjectStore, cache: RunCache, index: int) -> SubtaskState:
     for word in words:
         backend.set_current_key(word)
         state.update(COUNTS[word])
-    operator_state = OperatorStateBackend("count", index, store, ())
+    operator_state = OperatorStateBackend("count", store, ())
     operator_state.get_list_state(ListStateDescriptor("seen", Types.LONG())).add_all([index, index + 10])
     rules = operator_state.get_broadcast_state(MapStateDescriptor("rules", Types.STRING(), Types.LIST(Types.LONG())))
     rules.put("large", list(range(10_000)))

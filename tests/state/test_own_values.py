@@ -249,12 +249,12 @@ def test_operator_state_is_not_changed_in_place(store: LocalObjectStore, value: 
     kind, create, change = CHANGEABLE[value]
     rules, elements = MapStateDescriptor("rules", LONG, kind), ListStateDescriptor("list", kind)
     union = ListStateDescriptor("union", kind)
-    backend = OperatorStateBackend("op", 0, store, ())
+    backend = OperatorStateBackend("op", store, ())
 
     def barrier(number: int) -> None:
         nonlocal backend
         if number in BARRIERS[barriers]:
-            backend = OperatorStateBackend("op", 0, store, backend.snapshot())
+            backend = OperatorStateBackend("op", store, backend.snapshot())
 
     def readers() -> list[Callable[[], Any]]:
         writable, read_only = backend.get_broadcast_state(rules), backend.get_read_only_broadcast_state(rules)

@@ -17,7 +17,7 @@ from dagster_flinkpy.checkpoint.metadata import (
     CheckpointMetadata,
 )
 from dagster_flinkpy.checkpoint.operator_program import operator_program
-from dagster_flinkpy.checkpoint.operator_states import OperatorState
+from dagster_flinkpy.checkpoint.operator_states import OperatorState, without_copies
 from dagster_flinkpy.checkpoint.partitions import PartitionEnd
 from dagster_flinkpy.checkpoint.recomputation import FIRST, REPLACES, TO_REPLACE, ReplacedRows, first_checkpoint
 from dagster_flinkpy.checkpoint.state_migration import state_version
@@ -88,7 +88,7 @@ class CheckpointContents:
                 parallelism=v.parallelism,
                 max_parallelism=v.max_parallelism,
                 coordinator_state=None if v.uid in self._edges else write.coordinator_states.get(v.uid),
-                subtasks=write.states[v.uid],
+                subtasks=without_copies(write.states[v.uid]),
                 in_flight=tuple(write.coordinator_states.get(v.uid, ())) if v.uid in self._edges else (),
                 history=self._histories.get(v.uid),
                 program=self._programs.get(v.uid),

@@ -59,7 +59,6 @@ class OperatorStateHandler:
         if self._backend is None:
             self._backend = OperatorStateBackend(
                 self.vertex.uid,
-                self._subtask,
                 self._store,
                 self._given.operator_state,
                 lambda: self._written_by,

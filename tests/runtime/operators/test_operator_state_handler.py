@@ -10,7 +10,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from dagster_flinkpy.checkpoint.operator_states import OperatorState
+from dagster_flinkpy.checkpoint.operator_states import OperatorState, SubtaskState, without_copies
 from dagster_flinkpy.checkpoint.restore import reassign_operator_state
 from dagster_flinkpy.common.time import Time
 from dagster_flinkpy.common.typeinfo import TypeInformation, Types
@@ -176,6 +176,38 @@ def test_a_union_state_that_nobody_changes_does_not_grow(tmp_path: Path, ask: bo
     with HarnessAttempt(collect_graph(stream), tmp_path) as attempt:
         assert attempt.restored is not None
         assert restored_numbers(attempt.restored.operator("fill"), tmp_path) == [[1, 2, 1, 2]]
+
+
+@pytest.mark.parametrize("live", [False, True])
+def test_what_one_subtask_drops_of_a_union_state_the_others_still_have(tmp_path: Path, live: bool) -> None:
+    class Mine(MapFunction, CheckpointedFunction):
+        """Keeps the last record of its subtask, and writes only when that changes."""
+
+        def initialize_state(self, context: FunctionInitializationContext) -> None:
+            self.state = context.get_operator_state_store().get_union_list_state(NUMBERS)
+            self.last: int | None = None
+
+        def map(self, value: int) -> Any:
+            self.last = value
+            return sorted(self.state.get())
+
+        def snapshot_state(self, context: FunctionSnapshotContext) -> None:
+            if self.last is not None:
+                self.state.update([self.last])
+
+    def subtask(value: int, subtasks: int) -> int:
+        return value % subtasks if value < 4 else 0
+
+    stream = numbers(2, count=8, per_epoch=2).partition_custom(subtask, lambda value: value).map(Mine()).uid("mine")
+    got: list[Any] = []
+    for _ in range(4):
+        with HarnessAttempt(collect_graph(stream), tmp_path, live=live) as attempt:
+            if attempt.restored is not None:
+                attempt.commit_restored()
+            attempt.run_epoch()
+            got.append(collected(attempt.graph, attempt.collected))
+    # Only the first subtask gets records after 3.
+    assert got == [[[], []], [[0, 1]] * 2, [[2, 3]] * 2, [[2, 3, 5]] * 2]
 
 
 class Raw(KeyedProcessFunction, CheckpointedFunction):
@@ -346,8 +378,8 @@ def test_errors_of_the_functions_name_the_operator(tmp_path: Path) -> None:
 # --- the backend alone ------------------------------------------------------------------------------------------------
 
 
-def backend(folder: Path, restored: Any = (), subtask: int = 0) -> OperatorStateBackend:
-    return OperatorStateBackend("op", subtask, LocalObjectStore(folder), restored)
+def backend(folder: Path, restored: Any = ()) -> OperatorStateBackend:
+    return OperatorStateBackend("op", LocalObjectStore(folder), restored)
 
 
 def test_a_state_has_one_mode_and_type(tmp_path: Path) -> None:
@@ -510,6 +542,12 @@ def test_what_is_written_is_read(tmp_path: Path, values: list[str | None], large
         assert read_partitions(some, table.schema, store, "test").column("value").to_pylist() == expected
 
 
+def passed_on(snapshots: list[tuple[OperatorStateHandle, ...]]) -> list[tuple[OperatorStateHandle, ...]]:
+    """Returns what a checkpoint has of the states of subtasks."""
+    acknowledged = [SubtaskState(i, operator_state=each).to_json() for i, each in enumerate(snapshots)]
+    return [each.operator_state for each in without_copies(map(SubtaskState.from_json, acknowledged))]
+
+
 @given(
     parallelisms=st.lists(st.integers(1, 4), min_size=2, max_size=5),
     data=st.data(),
@@ -524,23 +562,26 @@ def test_all_modes_over_epochs_restores_and_rescales(tmp_path: Path, parallelism
     snapshots: list[Any] = []
     for epoch, parallelism in enumerate(parallelisms):
         given_state = reassign_operator_state(snapshots, parallelism) if snapshots else [()] * parallelism
-        subtasks = [backend(tmp_path, state, i) for i, state in enumerate(given_state)]
+        subtasks = [backend(tmp_path, state) for state in given_state]
         assert sorted(e for b in subtasks for e in b.get_list_state(texts[0])) == sorted(split)
         assert all(sorted(b.get_union_list_state(texts[1])) == sorted(union) for b in subtasks)
         assert all(dict(b.get_broadcast_state(rules).items()) == broadcast for b in subtasks)
         keys = data.draw(st.dictionaries(st.integers(0, 5), st.sampled_from(["x", "y" * 30_000]), max_size=3))
         gone = data.draw(st.integers(0, 5))
         broadcast = {k: v for k, v in {**broadcast, **keys}.items() if k != gone}
-        union = [f"{epoch}/{i}" for i in range(parallelism)]
+        change = data.draw(st.lists(st.booleans(), min_size=parallelism, max_size=parallelism))
+        # What one subtask has dropped, others may still have. They pass it on, but not several times.
+        union = [f"{epoch}/{i}" for i in range(parallelism) if change[i]] + ([] if all(change) else union)
         for i, b in enumerate(subtasks):
             new = data.draw(st.lists(st.sampled_from(["a", "b", "c" * 30_000]), max_size=3))
             b.get_list_state(texts[0]).add_all(new)
             split += new
-            b.get_union_list_state(texts[1]).update([f"{epoch}/{i}"])
+            if change[i]:
+                b.get_union_list_state(texts[1]).update([f"{epoch}/{i}"])
             state = b.get_broadcast_state(rules)
             state.put_all(keys)
             state.remove(gone)
-        snapshots = [[OperatorStateHandle.from_json(handle.to_json()) for handle in b.snapshot()] for b in subtasks]
+        snapshots = passed_on([b.snapshot() for b in subtasks])
 
 
 def test_rescaled_state_goes_through_collected_records(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 
 from dagster_flinkpy.checkpoint.coordinator.messages import Subtask
 from dagster_flinkpy.checkpoint.metadata import CheckpointMetadata
-from dagster_flinkpy.checkpoint.operator_states import SubtaskState
+from dagster_flinkpy.checkpoint.operator_states import SubtaskState, without_copies
 from dagster_flinkpy.checkpoint.restore import RestorePlan, reassign_operator_state
 from dagster_flinkpy.datastream.connectors.base import SplitEnumeratorContext
 from dagster_flinkpy.datastream.connectors.partitions import TimePartition
@@ -195,7 +195,8 @@ def inputs_after(states: Mapping[Subtask, SubtaskState]) -> SubtaskInputs:
     for task in sorted(states):
         by_uid.setdefault(task.uid, []).append(states[task])
     inputs: dict[tuple[str, int], SubtaskState] = {}
-    for uid, subtasks in by_uid.items():
+    for uid, acknowledged in by_uid.items():
+        subtasks = without_copies(acknowledged)
         reassigned = reassign_operator_state([s.operator_state for s in subtasks], len(subtasks))
         for state, handles in zip(subtasks, reassigned, strict=True):
             kept = replace(state, operator_state=handles, splits=(), committables=(), metrics={})
