@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import decimal
+import math
 from collections.abc import Callable, Sequence
 from datetime import datetime, time
 from functools import cache
+from operator import attrgetter
+from types import NoneType
 from typing import Any, cast
 
 import numpy as np
@@ -37,6 +40,8 @@ _ARROW_TYPES: dict[str, pa.DataType] = {
     "BIG_INT": pa.decimal256(76, 0),
     "INSTANT": pa.timestamp("us", tz="UTC"),
 }
+
+_ZONE = attrgetter("tzinfo")
 
 _INFERRED: tuple[Callable[[pa.DataType], bool], ...] = (
     pa.types.is_integer,
@@ -87,11 +92,6 @@ class BasicColumn:
 
     def _why(self, value: Any) -> str:
         """Returns what a message adds about a value that does not fit."""
-        if isinstance(value, (datetime, time)) and value.tzinfo is not None:
-            return (
-                f" with a time zone, which {self.name} does not keep; give it without one, such as "
-                "value.astimezone(timezone.utc).replace(tzinfo=None)"
-            )
         return ""
 
     def from_arrow(self, column: pa.Array) -> list[Any]:
@@ -105,6 +105,41 @@ class BasicColumn:
         for i in np.flatnonzero(column.is_null().to_numpy(zero_copy_only=False)).tolist():
             listed[i] = None
         return listed
+
+
+class _TemporalColumn(BasicColumn):
+    """Dates and times. Arrow alone goes by the first value: it would cut a later ``datetime`` to its date, say."""
+
+    def _build(self, values: Sequence[Any]) -> pa.Array:
+        kinds = set(map(type, values)) - {NoneType}
+        if len(kinds) > 1:
+            for kind in kinds:
+                self._build([value for value in values if type(value) is kind])
+        elif any(issubclass(kind, (datetime, time)) for kind in kinds) and any(map(_ZONE, filter(None, values))):
+            raise TypeError("a time zone")
+        return super()._build(values)
+
+    def _why(self, value: Any) -> str:
+        if getattr(value, "tzinfo", None) is None:
+            return ""
+        return (
+            f" with a time zone, which {self.name} does not keep; give it without one, such as "
+            f"value{'' if isinstance(value, time) else '.astimezone(timezone.utc)'}.replace(tzinfo=None)"
+        )
+
+
+class _FloatColumn(BasicColumn):
+    """``float`` in 32 bits. Arrow would make a number infinite that is too large for them."""
+
+    def _build(self, values: Sequence[Any]) -> pa.Array:
+        column = super()._build(values)
+        infinite = np.flatnonzero(np.isinf(column.fill_null(0).to_numpy()))
+        if any(math.isfinite(values[i]) for i in infinite.tolist()):
+            raise OverflowError("too large")
+        return column
+
+    def _why(self, value: Any) -> str:
+        return ", out of its range" if isinstance(value, float) else ""
 
 
 class _BigIntColumn(BasicColumn):
@@ -213,7 +248,11 @@ def basic_column(name: str) -> BasicColumn:
         "BIG_DEC": _BigDecColumn,
         "BIG_INT": _BigIntColumn,
         "BYTES": _BytesColumn,
+        "FLOAT": _FloatColumn,
         "INSTANT": _InstantColumn,
+        "SQL_DATE": _TemporalColumn,
+        "SQL_TIME": _TemporalColumn,
+        "SQL_TIMESTAMP": _TemporalColumn,
     }
     return kinds.get(name, BasicColumn)(name, _ARROW_TYPES[name])
 

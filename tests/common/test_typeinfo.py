@@ -3,6 +3,7 @@ from __future__ import annotations
 import datetime
 import decimal
 import math
+import re
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -251,6 +252,12 @@ MISFITS: list[tuple[TypeInformation, Any, str]] = [
         "time zone, which SQL_TIMESTAMP",
     ),
     (Types.SQL_TIMESTAMP(), 5, "declared SQL_TIMESTAMP.*5 is int"),
+    (
+        Types.SQL_TIME(),
+        datetime.time(1, tzinfo=datetime.timezone.utc),
+        r"time zone, which SQL_TIME .* such as value\.replace\(tzinfo=None\)",
+    ),
+    (Types.FLOAT(), 1e300, r"declared FLOAT.*1e\+300 is float, out of its range"),
     (Types.MAP(STRING, LONG), {None: 1}, "without the key None"),
     (Types.BYTE(), 128, "declared BYTE.*128"),
     (STRING, 5, "declared STRING.*5 is int"),
@@ -325,6 +332,30 @@ def test_key_types_follow_the_key() -> None:
 def test_keys_without_a_stable_hash_name_the_field(key: Any, field: str) -> None:
     with pytest.raises(UnsupportedKeyTypeError, match=field):
         infer_key_type(key)
+
+
+@pytest.mark.parametrize(
+    ("kind", "fitting", "value"),
+    [
+        (Types.SQL_DATE(), datetime.date(2020, 1, 1), datetime.datetime(2020, 1, 1, 5)),
+        (Types.SQL_DATE(), datetime.date(2020, 1, 1), 5),
+        (Types.SQL_TIME(), datetime.time(1), datetime.time(1, tzinfo=datetime.timezone.utc)),
+        (Types.SQL_TIME(), datetime.time(1), 5),
+        (
+            Types.SQL_TIMESTAMP(),
+            datetime.datetime(2020, 1, 1),
+            datetime.datetime(2020, 1, 1, tzinfo=datetime.timezone.utc),
+        ),
+        (Types.SQL_TIMESTAMP(), datetime.datetime(2020, 1, 1), datetime.date(2020, 1, 1)),
+        (Types.SQL_TIMESTAMP(), datetime.datetime(2020, 1, 1), 1.5),
+        (Types.FLOAT(), float("inf"), 1e300),
+    ],
+)
+def test_what_does_not_fit_alone_does_not_beside_what_fits(kind: TypeInformation, fitting: Any, value: Any) -> None:
+    assert kind.from_arrow(kind.to_arrow([None, fitting])) == [None, fitting]
+    for values in ([fitting, None, value], [value, fitting]):
+        with pytest.raises(TypeMismatchError, match=re.escape(repr(value))):
+            kind.to_arrow(values)
 
 
 class _Local:
