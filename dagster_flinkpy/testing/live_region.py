@@ -83,7 +83,24 @@ class Recorder:
 
 
 class _LiveTask(StageTask):
-    """A task that takes one row at a time, and sends its results on at once."""
+    """A task that takes one row at a time, and sends its results on at once.
+
+    Args:
+        job: What the tasks do.
+        stage: Number of the stage.
+        index: Index of the subtask.
+        recorders: Recorders of the outputs of operators.
+    """
+
+    def __init__(self, job: EpochJob, stage: int, index: int, recorders: list[Recorder]) -> None:
+        super().__init__(job, stage, index)
+        self._recorders = recorders
+
+    def _connect(self) -> None:
+        super()._connect()
+        for task in self.operator_tasks:
+            own: Any = [r for r in self._recorders if r.edge.source == task.vertex.uid]
+            task.outputs += own  # they have the methods of outputs
 
     @property
     def operator_tasks(self) -> list[OperatorTask]:
@@ -117,16 +134,13 @@ class LiveRegion:
         self._acks: list[dict[str, Any]] = []
         self._inputs = {v.uid: [self._writer(e) for e in graph.outputs(v.uid)] for v in graph.stage_vertices(0)}
         self._tasks = {
-            (stage, i): _LiveTask(load_job(program), stage, i)
+            (stage, i): _LiveTask(load_job(program), stage, i, recorders)
             for stage in range(1, graph.number_of_stages)
             for i in range(graph.stage_parallelism(stage))
         }
         for task in self._tasks.values():
             # An unpickled job has its own functions. Its clock is found again by name.
             task.open()
-            for each in task.operator_tasks:
-                own: Any = [r for r in recorders if r.edge.source == each.vertex.uid]
-                each.outputs += own  # they have the methods of outputs
         self._settle()
 
     def _writer(self, edge: JobEdge) -> RecordWriter:

@@ -179,6 +179,16 @@ def test_processing_time_stands_still_until_it_is_set() -> None:
 # --- snapshots --------------------------------------------------------------------------------------------------------
 
 
+def test_a_timer_whose_time_has_passed_fires_when_a_snapshot_is_restored() -> None:
+    with OperatorTestHarness(Alarm(), key_by=lambda v: 1) as harness:
+        harness.process_element("x")
+        snapshot = harness.snapshot()
+        harness.set_processing_time(1000)
+        harness.clear_output()
+        harness.restore(snapshot)
+        assert harness.output == ["ring 50 at 1000"]
+
+
 @pytest.mark.parametrize("parallelism", [None, 1, 3])
 def test_a_snapshot_is_restored_at_any_parallelism(parallelism: int | None) -> None:
     with counting(parallelism=2) as harness:

@@ -63,6 +63,19 @@ class StreamTask(ParentTask):
 
     def open(self) -> None:
         """Creates the operators and opens their functions."""
+        self._connect()
+        for task in self._entered(self._tasks.values()):
+            task.operator.open()
+        for task in self._entered(self._tasks.values()):
+            task.resume()
+        # Downstream operators come first: their own in-flight data precedes what upstream in-flight data produces.
+        for task in self._entered(reversed(self._tasks.values())):
+            task.replay()
+        for task in self._entered(self._tasks.values()):
+            task.on_processing_time()
+
+    def _connect(self) -> None:
+        """Creates the operators and their outputs."""
         graph = self.job.graph
         for vertex in self._vertices:
             self.enter(vertex.uid)
@@ -86,15 +99,6 @@ class StreamTask(ParentTask):
                         after_static=bool(first := graph.static_inputs(edge.target)) and edge not in first,
                     )
                     task.outputs.append(writer_output(writer, self.job))
-        for task in self._entered(self._tasks.values()):
-            task.operator.open()
-        for task in self._entered(self._tasks.values()):
-            task.resume()
-        # Downstream operators come first: their own in-flight data precedes what upstream in-flight data produces.
-        for task in self._entered(reversed(self._tasks.values())):
-            task.replay()
-        for task in self._entered(self._tasks.values()):
-            task.on_processing_time()
 
     def close_functions(self) -> None:
         """Closes the functions."""
