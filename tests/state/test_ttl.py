@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import shutil
 import tempfile
+from collections import Counter
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -68,22 +69,47 @@ def descriptors() -> dict[str, StateDescriptor]:
     }
 
 
-def builder(on_read: bool = False) -> StateTtlConfig.Builder:
-    made = StateTtlConfig.new_builder(Time.milliseconds(TTL))
+def builder(on_read: bool = False, ttl: int = TTL) -> StateTtlConfig.Builder:
+    made = StateTtlConfig.new_builder(Time.milliseconds(ttl))
     return made.update_ttl_on_read_and_write() if on_read else made
+
+
+@st.composite
+def settings_of_states(draw: Any) -> dict[str, Any]:
+    """Returns a time to live, and how a backend keeps what has it."""
+    ttl, on_read = draw(st.sampled_from([TTL, 3, 40])), draw(st.booleans())
+    made = builder(on_read, ttl)
+    if draw(st.booleans()):
+        made.cleanup_full_snapshot()
+    if expired := draw(st.booleans()):
+        made.return_expired_if_not_cleaned_up()
+    heap = draw(st.booleans())
+    options = (
+        {"overlay_rows": 1 << 62, "one_run": True} if heap else {"overlay_rows": draw(st.sampled_from([0, 6, 1000]))}
+    )
+    return {"ttl": ttl, "on_read": on_read, "expired": expired, "config": made.build(), "options": options}
+
+
+def is_between(live: list[tuple[int, int]], found: list[int], known: list[tuple[int, int]]) -> bool:
+    """Returns whether a list has all elements that are live, in order, and of others only ones that have expired."""
+    if not known:
+        return not found
+    here = bool(found) and found[0] == known[0][0]
+    if live and known[0] is live[0]:
+        return here and is_between(live[1:], found[1:], known[1:])
+    return is_between(live, found, known[1:]) or (here and is_between(live, found[1:], known[1:]))
 
 
 class Program(RuleBasedStateMachine):
     """Compares random programs with dicts of values and their expiry times."""
 
-    @initialize(on_read=st.booleans(), full=st.booleans(), parallelism=st.integers(1, 3))
-    def start(self, on_read: bool, full: bool, parallelism: int) -> None:
+    @initialize(settings=settings_of_states(), parallelism=st.integers(1, 3))
+    def start(self, settings: dict[str, Any], parallelism: int) -> None:
         self.directory = Path(tempfile.mkdtemp())
         self.store = LocalObjectStore(self.directory / "store")
         self.cache = RunCache(self.directory / "cache")
         self.time = 1000
-        self.on_read = on_read
-        self.config = builder(on_read).cleanup_full_snapshot().build() if full else builder(on_read).build()
+        vars(self).update(settings)
         # For each state and key, and each entry of a map: value and expiry. For a list, a list of such pairs.
         self.cells: dict[Any, tuple[Any, int]] = {}
         self.lists: dict[int, list[tuple[int, int]]] = {}
@@ -101,6 +127,7 @@ class Program(RuleBasedStateMachine):
                 cache=self.cache,
                 restored=snapshot,
                 now=lambda: self.time,
+                **self.options,
             )
             backend.bind_key_type(Types.LONG())
             states = {name: backend.get_state(with_ttl(d, self.config)) for name, d in descriptors().items()}
@@ -115,14 +142,15 @@ class Program(RuleBasedStateMachine):
             return states[name]
         raise AssertionError(key)
 
-    def read(self, where: dict[Any, tuple[Any, int]], what: Any) -> Any:
+    def read(self, where: dict[Any, tuple[Any, int]], what: Any, found: Any) -> bool:
+        """Returns whether what was found may be read."""
         value, expires = where.get(what, (None, 0))
         if expires <= self.time:
             where.pop(what, None)
-            return None
+            return found is None or (self.expired and found == value)  # storage may have dropped it before
         if self.on_read:
-            where[what] = (value, self.time + TTL)
-        return value
+            where[what] = (value, self.time + self.ttl)
+        return bool(found == value)
 
     keys = st.sampled_from(KEYS)
 
@@ -133,22 +161,22 @@ class Program(RuleBasedStateMachine):
     @rule(key=keys, value=st.sampled_from(["a", "b", None]), write=st.booleans())
     def value(self, key: int, value: str | None, write: bool) -> None:
         state = self.at(key, "value")
-        assert state.value() == self.read(self.cells, ("value", key))
+        assert self.read(self.cells, ("value", key), state.value())
         if write:
             state.update(value)
             self.cells.pop(("value", key), None)
             if value is not None:
-                self.cells["value", key] = (value, self.time + TTL)
+                self.cells["value", key] = (value, self.time + self.ttl)
 
     @rule(key=keys, name=st.sampled_from(["sum", "total"]), value=st.integers(1, 9), look=st.booleans())
     def add(self, key: int, name: str, value: int, look: bool) -> None:
         state = self.at(key, name)
-        if look:
-            expected = self.read(self.cells, (name, key))
-            assert state.get() == (expected if name == "sum" or expected is None else -expected)
+        if look or self.expired:
+            found = state.get()
+            assert self.read(self.cells, (name, key), found if name == "sum" or found is None else -found)
         stored, expires = self.cells.get((name, key), (0, 0))
         state.add(value)
-        self.cells[name, key] = ((stored if expires > self.time else 0) + value, self.time + TTL)
+        self.cells[name, key] = ((stored if expires > self.time else 0) + value, self.time + self.ttl)
 
     @rule(
         key=keys,
@@ -156,7 +184,7 @@ class Program(RuleBasedStateMachine):
         what=st.sampled_from(["add", "update", "clear", "look"]),
     )
     def change_list(self, key: int, values: list[int], what: str) -> None:
-        state, expires = self.at(key, "list"), self.time + TTL
+        state, expires = self.at(key, "list"), self.time + self.ttl
         if what == "add":
             state.add_all(values)
             self.lists[key] = self.lists.get(key, []) + [(v, expires) for v in values]
@@ -167,8 +195,10 @@ class Program(RuleBasedStateMachine):
             state.clear()
             self.lists[key] = []
         else:
-            live = [(v, e) for v, e in self.lists.get(key, []) if e > self.time]
-            assert list(state) == [v for v, _ in live]
+            known = self.lists.get(key, [])
+            live = [(v, e) for v, e in known if e > self.time]
+            found = list(state)
+            assert found == [v for v, _ in live] or (self.expired and is_between(live, found, known))
             self.lists[key] = [(v, expires) for v, _ in live] if self.on_read else live
 
     @rule(
@@ -181,32 +211,34 @@ class Program(RuleBasedStateMachine):
         state, entries = self.at(key, "map"), self.maps.setdefault(key, {})
         if what == "put":
             state.put(entry, value)
-            entries[entry] = (value, self.time + TTL)
+            entries[entry] = (value, self.time + self.ttl)
         elif what == "remove":
             state.remove(entry)
             entries.pop(entry, None)
         elif what == "get":
-            assert state.get(entry) == self.read(entries, entry)
+            assert self.read(entries, entry, state.get(entry))
         else:
-            assert (entry in state) == (self.read(entries, entry) is not None)
+            assert self.read(entries, entry, entries.get(entry, (None,))[0] if entry in state else None)
 
     @rule(key=keys, what=st.sampled_from(["items", "keys", "values", "empty", "clear"]))
     def look_at_map(self, key: int, what: str) -> None:
         state, entries = self.at(key, "map"), self.maps.setdefault(key, {})
         live = {entry for entry, (_, expires) in entries.items() if expires > self.time}
-        assert state.is_empty() == (not live)
+        assert state.is_empty() == (not live) or self.expired
         if what == "clear":
             state.clear()
             entries.clear()
         elif what != "empty":
-            expected = {entry: self.read(entries, entry) for entry in list(entries)}
-            found = {"items": state.items, "keys": state.keys, "values": state.values}[what]()
-            shown = [(e, v) for e, v in expected.items() if v is not None]
-            each = {"items": shown, "keys": [e for e, _ in shown], "values": [v for _, v in shown]}[what]
-            assert sorted(found) == sorted(each)
+            known = {entry: value for entry, (value, _) in entries.items()}
+            found = list({"items": state.items, "keys": state.keys, "values": state.values}[what]())
+            each = {"items": dict.items, "keys": dict.keys, "values": dict.values}[what]
+            shown = list(each({entry: value for entry, value in known.items() if entry in live}))
+            assert sorted(found) == sorted(shown) or (self.expired and not Counter(found) - Counter(each(known)))
+            for entry in known:
+                self.read(entries, entry, None)
 
-    @rule(restart=st.booleans(), parallelism=st.integers(1, 3))
-    def snapshot(self, restart: bool, parallelism: int) -> None:
+    @rule(restart=st.booleans(), parallelism=st.integers(1, 3), settings=settings_of_states())
+    def snapshot(self, restart: bool, parallelism: int, settings: dict[str, Any]) -> None:
         snapshots = [KeyedSnapshot.from_json(backend.snapshot().to_json()) for backend, _ in self.subtasks]
         if not restart:
             return
@@ -215,6 +247,7 @@ class Program(RuleBasedStateMachine):
             key_groups = compute_key_group_range_for_operator_index(MAX_PARALLELISM, parallelism, i)
             parts = [part for s in snapshots if (part := s.restrict(key_groups))]
             new.append(KeyedSnapshot.concat(parts, key_groups) if parts else None)
+        vars(self).update(settings)
         self.make(new)
 
     def teardown(self) -> None:
