@@ -107,6 +107,7 @@ class FileEnumerator(OpenEnumerator[OpenSplits]):
         properties = {"root": root.url, "key": info.key, "size": info.size, "version": version_of(info)}
         count = min(SPLITS_PER_SUBTASK * parallelism, info.size // _SPLIT_BYTES)
         file = TextFile(root.open(), info.key, info.size, self._source.stream_format)
+        file.check_name()
         if parallelism == 1 or count < 2 or not file.is_divisible:
             self._open.open(name, properties)
             return

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import codecs
 import io
+import re
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
@@ -26,7 +27,9 @@ _TAIL_BYTES = 64 << 10
 _MOST_BYTES = 64 << 20
 """The longest record. Without a limit, a file without line ends would fill the memory."""
 
-_COMPRESSIONS = {".gz": "gzip", ".zst": "zstd"}
+_COMPRESSIONS = {".gz": "gzip", ".gzip": "gzip", ".bz2": "bz2", ".zst": "zstd"}
+_OTHERS = re.compile(r"\.(xz|zip|7z|rar|lz4|lzo|snappy|deflate|z|tgz|tar(\.\w+)?)\Z", re.IGNORECASE)
+"""The ends of names of files that are no text, nor text in one of these compressions."""
 _NEWLINE = ord("\n")
 
 
@@ -39,6 +42,18 @@ class TextFile:
     size: int
     """In bytes, as it is stored."""
     format: StreamFormat
+
+    def check_name(self) -> None:
+        """Checks that the file is not packed in a way that is not read: its bytes could be taken for text.
+
+        Raises:
+            SourceReadError: It is.
+        """
+        if (found := _OTHERS.search(self.key)) is not None:
+            raise SourceReadError(
+                f"cannot read {self.store.url}/{self.key}: {found[0]} files are not unpacked, only "
+                f"{', '.join(_COMPRESSIONS)}. Pack it as one of these, or move it away"
+            )
 
     @property
     def is_divisible(self) -> bool:
@@ -55,7 +70,8 @@ class TextFile:
 
     @property
     def _compression(self) -> str | None:
-        return next((name for suffix, name in _COMPRESSIONS.items() if self.key.endswith(suffix)), None)
+        key = self.key.lower()
+        return next((name for suffix, name in _COMPRESSIONS.items() if key.endswith(suffix)), None)
 
     def blocks(self, start: int, stop: int | None) -> Iterator[tuple[bytes, int]]:
         """Reads the records that begin between two positions.

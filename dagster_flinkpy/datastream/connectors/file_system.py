@@ -142,9 +142,9 @@ class FileSource(Source):
     Links in local folders are followed; one that leads nowhere or back, or to a file that is also read by another name,
     is an error.
 
-    Names that end with ``.gz`` or ``.zst`` are unpacked. With a parallelism above 1, a file of 8 MiB or more is read by
-    several subtasks, in splits that begin and end with a line, unless it is compressed, has a charset in which a line
-    end is not one byte, or is CSV with line ends in values.
+    Files whose names end with ``.gz``, ``.bz2`` or ``.zst`` are unpacked; others that are packed are an error. With a
+    parallelism above 1, a file of 8 MiB or more is read by several subtasks, in splits that begin and end with a line,
+    unless it is compressed, has a charset in which a line end is not one byte, or is CSV with line ends in values.
     """
 
     stream_format: StreamFormat

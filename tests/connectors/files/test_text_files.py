@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import bz2
 import gzip
 import json
 import math
@@ -145,6 +146,8 @@ def test_types_of_json_members(tmp_path: Path) -> None:
         ("", (40, 130)),
         (".gz", (None, 300)),
         (".zst", (27, None)),
+        (".bz2", (None, 300)),
+        (".GZ", (27, None)),
     ],
 )
 def test_each_record_is_read_once(
@@ -159,6 +162,8 @@ def test_each_record_is_read_once(
     pack: Callable[[bytes], bytes] = {
         "": bytes,
         ".gz": gzip.compress,
+        ".GZ": gzip.compress,
+        ".bz2": bz2.compress,
         ".zst": lambda data: pa.Codec("zstd").compress(data, asbytes=True),
     }[suffix]
     (tmp_path / f"a{suffix}").write_bytes(pack(text.encode(format.charset_name)))
@@ -400,6 +405,14 @@ def test_static_input_is_read_again_if_its_format_has_changed(tmp_path: Path, ch
     first.on_epoch_read([split.advanced(split.properties["size"], finished=True) for split in planned])
     assert static(first.snapshot_state(), **before).plan_epoch(1) == [[]]
     assert static(first.snapshot_state(), **{**before, **changed}).plan_epoch(1) == [planned]
+
+
+@pytest.mark.parametrize("name", ["a.csv.xz", "a.ZIP", "a.tar.gz", "a.tgz"])
+def test_what_is_packed_otherwise_is_no_text(tmp_path: Path, name: str) -> None:
+    """In a charset in which all bytes are text, records were read from it."""
+    (tmp_path / name).write_bytes(bytes(range(256)))
+    with pytest.raises(SourceReadError, match=rf"cannot read .*{name}: .* files are not unpacked, only \.gz, "):
+        read(StreamFormat.text_line_format("ISO-8859-1"), tmp_path)
 
 
 @pytest.mark.parametrize(
