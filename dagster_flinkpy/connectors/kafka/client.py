@@ -20,7 +20,14 @@ BEGINNING, END = -2, -1
 """What Kafka's ListOffsets takes instead of a timestamp."""
 NO_GROUP = "flinkpy"
 """A consumer must have a group. This one never joins it, and never commits for it."""
-_SECONDS = 30.0
+_SECONDS, _SECONDS_FOR_IDS = 30.0, 10.0
+_UNTOLD = (
+    KafkaError.UNKNOWN_TOPIC_OR_PART,
+    KafkaError.UNSUPPORTED_VERSION,
+    KafkaError._UNSUPPORTED_FEATURE,
+    KafkaError._TIMED_OUT,
+)
+"""Why the id of a topic is not known: whoever lets records be read need not answer that."""
 _WARNINGS, _ERRORS = "4", "3"
 
 
@@ -112,7 +119,7 @@ class PartitionLookup:
             # It warns of the settings that are those of consumers.
             settings = {"log_level": _ERRORS, **_settings(self._source, "enumerator")}
             admin = new_client(AdminClient, settings, "KafkaSource")
-            asked = admin.describe_topics(TopicCollection(list(topics)), request_timeout=_SECONDS)
+            asked = admin.describe_topics(TopicCollection(list(topics)), request_timeout=_SECONDS_FOR_IDS)
             found = {name: _id_of(answer) for name, answer in asked.items()}
         return there.cluster_id, {name: topic_id for name, topic_id in found.items() if topic_id is not None}
 
@@ -156,7 +163,7 @@ def _id_of(answer: Any) -> str | None:
     try:
         topic_id = answer.result().topic_id
     except KafkaException as error:
-        if error.args[0].code() == KafkaError.UNKNOWN_TOPIC_OR_PART:
+        if error.args[0].code() in _UNTOLD:
             return None
         raise
     known = topic_id.get_most_significant_bits() or topic_id.get_least_significant_bits()

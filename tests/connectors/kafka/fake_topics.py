@@ -81,6 +81,7 @@ class FakeTopics:
     cluster_id: str = "cluster"
     tells_ids: bool = True
     has_controller: bool = True
+    describes: bool = True
     made: dict[str, int] = field(default_factory=dict)
     """How often a topic was made anew."""
 
@@ -189,7 +190,9 @@ class _Admin:
 
     def _described(self, name: str) -> Future[Any]:
         answer = Future[Any]()
-        if name in self.cluster.topics:
+        if not self.cluster.describes:
+            answer.set_exception(KafkaException(KafkaError(KafkaError._TIMED_OUT)))
+        elif name in self.cluster.topics:
             answer.set_result(SimpleNamespace(topic_id=self.cluster.topic_id(name)))
         else:
             answer.set_exception(KafkaException(KafkaError(KafkaError.UNKNOWN_TOPIC_OR_PART)))

@@ -367,7 +367,7 @@ def test_a_topic_that_was_made_anew_is_refused_however_many_records_it_has(caplo
             plan(restored(source(), mirrored))
 
 
-@pytest.mark.parametrize("unknown", ["ids", "controller", "position"])
+@pytest.mark.parametrize("unknown", ["ids", "controller", "description", "position"])
 def test_ids_of_topics_that_nobody_knows_are_none(unknown: str) -> None:
     topics = FakeTopics({"t": [FakePartition(end=3)]})
     source = KafkaSource.builder().set_bootstrap_servers("b").set_topics("t")
@@ -380,6 +380,7 @@ def test_ids_of_topics_that_nobody_knows_are_none(unknown: str) -> None:
             del position["ids"], position["cluster"]
         topics.make_anew("t", [FakePartition(end=5)])
         topics.tells_ids, topics.has_controller = unknown != "ids", unknown != "controller"
+        topics.describes = unknown != "description"
         again = KafkaEnumerator(source, position)
         assert plan(again) == {0: (3, 5)}
         assert bool(again.snapshot_state()["ids"])
