@@ -136,6 +136,15 @@ class JsonRecord:
         _keep_unknown(record, data, cls._form or _form_of(cls))
         return record
 
+    @classmethod
+    def from_text(cls, data: bytes | str) -> Self:
+        """Reads what :meth:`to_bytes` returned.
+
+        Raises:
+            ValueError: It is no JSON object, or see :meth:`from_json`.
+        """
+        return cls.from_json(load_object(data))
+
 
 def _prepare(cls: type[JsonRecord]) -> None:
     """Has msgspec look at the fields of a class.

@@ -17,7 +17,7 @@ from datetime import datetime
 from dagster_flinkpy.checkpoint.metadata import METADATA_NAME, CheckpointMetadata, fetch_metadata
 from dagster_flinkpy.checkpoint.traces import SAVEPOINT_PREFIX
 from dagster_flinkpy.errors import CorruptMetadataError, ObjectNotFoundError, PreconditionFailedError
-from dagster_flinkpy.json_records import Id, JsonRecord, Millis, load_object
+from dagster_flinkpy.json_records import Id, JsonRecord, Millis
 from dagster_flinkpy.storage.conditional import put_if
 from dagster_flinkpy.storage.object_store import ObjectStore
 
@@ -104,7 +104,7 @@ def read_claim(owner: ObjectStore, key: str) -> tuple[Claim, str] | None:
     except ObjectNotFoundError:
         return None
     try:
-        return Claim.from_json(load_object(data)), etag
+        return Claim.from_text(data), etag
     except ValueError as error:
         raise CorruptMetadataError(
             f"{owner.url}/{key} does not say which files a fork needs: {error}. No state file is deleted until it can "

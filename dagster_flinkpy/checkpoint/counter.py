@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from dagster_flinkpy.errors import CorruptMetadataError, ObjectNotFoundError
-from dagster_flinkpy.json_records import Count, JsonRecord, load_object
+from dagster_flinkpy.json_records import Count, JsonRecord
 from dagster_flinkpy.storage.object_store import ObjectStore
 
 __all__ = ["COUNTER_KEY", "CheckpointIdCounter", "read_counter"]
@@ -42,7 +42,7 @@ def read_counter(store: ObjectStore) -> tuple[CheckpointIdCounter, str] | None:
     except ObjectNotFoundError:
         return None
     try:
-        return CheckpointIdCounter.from_json(load_object(data)), etag
+        return CheckpointIdCounter.from_text(data), etag
     except ValueError as error:
         raise CorruptMetadataError(
             f"{store.url}/{COUNTER_KEY} does not say which checkpoint id was taken last: {error}. Make sure that no "

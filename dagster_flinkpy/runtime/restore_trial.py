@@ -101,14 +101,8 @@ def try_operators(
 def trial_job(graph: JobGraph, **start: Any) -> Iterator[EpochJob]:
     """Provides a job whose operators are not run, with functions of its own, as in tasks."""
     with tempfile.TemporaryDirectory(prefix="flinkpy-plan-") as folder:
-        empty: dict[str, Any] = {
-            "job_id": "plan",
-            "epoch": EpochInput(1, {}),
-            "job_storage": StorageLocation(folder),
-            "inputs": {},
-        }
-        job = EpochJob(graph=graph, fencing_token=0, cache_dir=folder, **(empty | start))
-        with loaded_job(dump_job(job)) as shipped:
+        empty = EpochJob(graph, "plan", EpochInput(1, {}), 0, StorageLocation(folder), inputs={}, cache_dir=folder)
+        with loaded_job(dump_job(replace(empty, **start))) as shipped:
             yield shipped
 
 

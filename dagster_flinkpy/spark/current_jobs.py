@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from dagster_flinkpy.json_records import JsonRecord, load_object
+from dagster_flinkpy.json_records import JsonRecord
 from dagster_flinkpy.spark.processes import ProcessId
 
 __all__ = ["CurrentJobs"]
@@ -60,7 +60,7 @@ class CurrentJobs:
     def _notes(self) -> Iterator[_Note]:
         for path in self._folder.glob("*.json"):
             try:
-                note = _Note.from_json(load_object(path.read_text()))
+                note = _Note.from_text(path.read_text())
             except (OSError, ValueError):
                 continue
             if note.process.is_alive():

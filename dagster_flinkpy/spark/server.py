@@ -24,7 +24,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from types import FrameType
 
-from dagster_flinkpy.json_records import JsonRecord, load_object
+from dagster_flinkpy.json_records import JsonRecord
 from dagster_flinkpy.spark.class_archive import ClassArchive
 from dagster_flinkpy.spark.fair_pool import fair_pool_conf
 from dagster_flinkpy.spark.processes import ProcessId, childless_daemons, open_pidfd
@@ -87,7 +87,7 @@ class ServerOrder(JsonRecord):
 
 def main() -> None:
     """Runs the server until its last owner has ended; writes one line of JSON, the answer, to standard output."""
-    order = ServerOrder.from_json(load_object(sys.stdin.read()))
+    order = ServerOrder.from_text(sys.stdin.read())
     signal.signal(signal.SIGTERM, _exit)
     scratch = Path(tempfile.mkdtemp(prefix="flinkpy-spark-"))
     state_file = StateFile(Path(order.state_path))

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from dagster_flinkpy.errors import SparkUnavailableError
 from dagster_flinkpy.file_lock import LockTimeoutError, file_lock
-from dagster_flinkpy.json_records import JsonRecord, load_object
+from dagster_flinkpy.json_records import JsonRecord
 from dagster_flinkpy.spark.processes import ProcessId
 
 __all__ = ["RUNTIME_DIR_VARIABLE", "ServerState", "StateFile", "runtime_directory"]
@@ -127,7 +127,7 @@ class StateFile:
     def read(self) -> ServerState | None:
         """Reads the state; returns None if there is none, or if it is not readable."""
         try:
-            return ServerState.from_json(load_object(self.path.read_text()))
+            return ServerState.from_text(self.path.read_text())
         except (OSError, ValueError):
             return None
 

@@ -14,7 +14,7 @@ from datetime import timedelta
 
 from dagster_flinkpy.common.clock import datetime_of_millis, to_millis
 from dagster_flinkpy.errors import CorruptMetadataError, FencedError, ObjectNotFoundError, PreconditionFailedError
-from dagster_flinkpy.json_records import Count, Id, JsonRecord, Millis, load_object
+from dagster_flinkpy.json_records import Count, Id, JsonRecord, Millis
 from dagster_flinkpy.storage.conditional import put_if
 from dagster_flinkpy.storage.object_store import ObjectStore
 
@@ -208,7 +208,7 @@ def _read(store: ObjectStore) -> tuple[LeaderRecord, str] | None:
     except ObjectNotFoundError:
         return None
     try:
-        return LeaderRecord.from_json(load_object(data)), etag
+        return LeaderRecord.from_text(data), etag
     except ValueError as error:
         raise CorruptMetadataError(
             f"{store.url}/{LEADER_KEY} is not a leader record: {error}. Without it an old run cannot be fenced: "

@@ -13,7 +13,7 @@ from datetime import timedelta
 import numpy as np
 
 from dagster_flinkpy.common.clock import to_millis
-from dagster_flinkpy.json_records import JsonRecord, load_object
+from dagster_flinkpy.json_records import JsonRecord
 
 __all__ = ["LatencyMarker", "LatencyStats", "LatencyTimer"]
 
@@ -30,11 +30,6 @@ class LatencyMarker(JsonRecord):
     """Index of the source's subtask."""
     marked_ms: int
     """When it was sent, in milliseconds since 1970."""
-
-    @staticmethod
-    def from_bytes(payload: bytes) -> LatencyMarker:
-        """Reads what :meth:`to_bytes` returned."""
-        return LatencyMarker.from_json(load_object(payload))
 
 
 class LatencyTimer:

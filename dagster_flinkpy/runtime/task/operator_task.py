@@ -295,7 +295,7 @@ class OperatorTask:
         if kind is Kind.BUFFER:
             self._on_records(self._edges[channel[0]].input_index, value)
         elif kind is Kind.LATENCY_MARKER:
-            self.on_latency_marker(LatencyMarker.from_bytes(value.to_pybytes()) if encoded else value)
+            self.on_latency_marker(LatencyMarker.from_text(value.to_pybytes()) if encoded else value)
         else:
             origin, what = decode_event(kind, value.to_pybytes()) if encoded else value
             for each in [origin] if origin else watermark_origins(self._job.graph, self._edges[channel[0]].source):

@@ -38,4 +38,4 @@ def test_the_histogram_is_of_the_last_128_markers_and_starts_anew() -> None:
 
 def test_a_marker_survives_the_shuffle() -> None:
     marker = LatencyMarker("source", 3, 1_700_000_000_000)
-    assert LatencyMarker.from_bytes(marker.to_bytes()) == marker
+    assert LatencyMarker.from_text(marker.to_bytes()) == marker

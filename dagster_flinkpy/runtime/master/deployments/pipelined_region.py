@@ -389,7 +389,7 @@ class PipelinedRegion:
         """Ends the epochs that are being read. Any thread may call it."""
         with self._changed:
             self._interrupted = True
-            self._changed.notify_all()
+        self._wake()
         self._pool.wake()
 
     def cancel(self) -> None:

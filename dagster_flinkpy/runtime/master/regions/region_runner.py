@@ -152,12 +152,10 @@ class JobRunner:
         return self._open
 
     def _create(self, checkpoint_id: int, ended_sources: frozenset[str]) -> OpenEpoch:
-        def on_begin() -> None:
-            self.tell(TasksRunning(self.now(), self.planner.number))
+        def tell(news: type[TasksRunning | InputEnded]) -> None:
+            self.tell(news(self.now(), self.planner.number))
 
-        def on_end() -> None:
-            self.tell(InputEnded(self.now(), self.planner.number))
-
+        on_begin, on_end = partial(tell, TasksRunning), partial(tell, InputEnded)
         return OpenEpoch(checkpoint_id, ended_sources, self.planner.splits, self.watchdog, self.now, on_begin, on_end)
 
     def close(self, following: int | None) -> None:
