@@ -183,7 +183,7 @@ class Accumulation(ReduceFunction):
         position = cast(int, self.position)
         if self.fold in ("min_by", "max_by"):
             first, second = value1[position], value2[position]
-            return value2 if self._pick(first, second) is second and first != second else value1
+            return value2 if first is not second and self._pick(first, second) is second else value1
         folded = list(value1)
         index = value1._position(position) if isinstance(position, str) and isinstance(value1, Row) else position
         folded[index] = self._pick(value1[position], value2[position])

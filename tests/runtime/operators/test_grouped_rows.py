@@ -81,3 +81,10 @@ def test_no_rows():
     segments = Segments.of(np.array([], dtype=np.int64))
     none = np.array([], dtype=np.float64)
     assert accumulate("min", none, segments, none, none.astype(bool)).tolist() == []
+
+
+@pytest.mark.parametrize("kind", ["min_by", "max_by"])
+def test_of_records_that_cannot_be_compared_the_first_stays(kind):
+    nan = float("nan")
+    assert Accumulation(kind, 0).reduce((nan, "first"), (nan, "second"))[1] == "first"
+    assert Accumulation(kind, 0).reduce((float("nan"), "first"), (nan, "second"))[1] == "first"
