@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from dagster_flinkpy.common.typeinfo import TypeInformation, type_from_json
+from dagster_flinkpy.common.typeinfo import type_from_json
 from dagster_flinkpy.datastream.program.job_graph import JobEdge, PartitionerKind
 from dagster_flinkpy.errors import RestoreError
 from dagster_flinkpy.key_hashes import key_groups_of_hashes, operator_indexes
@@ -34,6 +34,8 @@ __all__ = ["ChannelStateWriter", "InFlightRow", "own_records", "read_channel_sta
 Json = Any
 
 _PART_BYTES = 8 << 20
+_CHOSEN = (PartitionerKind.BROADCAST, PartitionerKind.GLOBAL, PartitionerKind.CUSTOM)
+"""Edges whose records have certain subtasks, which those of another kind of edge have not gone to."""
 _SCHEMA = pa.schema(
     [
         pa.field("source", pa.string(), nullable=False),
@@ -67,7 +69,7 @@ class ChannelStateWriter:
         self._open_store, self._written_by = open_store, written_by
         self._rows: list[tuple[Any, ...]] = []
         self._bytes = 0
-        self._types = dict[tuple[str, int, str | None], TypeInformation]()
+        self._edges = dict[tuple[str, int, str | None], JobEdge]()
         self._parts: list[Json] = []
         self._uploads = Uploads()
 
@@ -80,7 +82,7 @@ class ChannelStateWriter:
         """Adds a row."""
         edge, payload = row.edge, bytes(row.payload)
         sent = (edge.source, edge.input_index, edge.side_output)
-        self._types[sent] = edge.type_info
+        self._edges[sent] = edge
         self._rows.append((*sent, row.channel, int(row.kind), payload))
         self._bytes += len(payload)
         if self._bytes >= _PART_BYTES:
@@ -97,8 +99,9 @@ class ChannelStateWriter:
         table = pa.Table.from_arrays(columns, schema=_SCHEMA)
         store, written_by, uploads = self._open_store(), self._written_by, self._uploads
         parts = write_partitions(table, store, split=False, written_by=written_by, uploads=uploads)
-        types = [[*sent, type_info.to_json()] for sent, type_info in self._types.items()]
-        self._parts += [{**part, "types": types} for part in parts]
+        types = [[*sent, edge.type_info.to_json()] for sent, edge in self._edges.items()]
+        kinds = [[*sent, edge.partitioner.kind.value] for sent, edge in self._edges.items()]
+        self._parts += [{**part, "types": types, "partitioners": kinds} for part in parts]
         self._rows, self._bytes = [], 0
 
 
@@ -108,7 +111,8 @@ def read_channel_state(
     """Reads in-flight rows in their order.
 
     Raises:
-        RestoreError: The program no longer has the edge of a row, or reads its records as other values.
+        RestoreError: The program no longer has the edge of a row, reads its records as other values, or sends such
+            records to other subtasks.
         CorruptStateError: A file is missing or damaged.
     """
     known = {(e.source, e.input_index, e.side_output): e for e in edges}
@@ -116,12 +120,16 @@ def read_channel_state(
         table = read_partitions([part], _SCHEMA, store, f"the in-flight data of operator {operator!r}")
         *columns, payloads = table.columns
         types = {tuple(sent): kept for *sent, kept in part.get("types", ())}
+        kinds = {tuple(sent): kept for *sent, kept in part.get("partitioners", ())}
         for i, (*sent, channel, kind) in enumerate(zip(*(each.to_pylist() for each in columns), strict=True)):
             edge, kept = known.get(tuple(sent)), types.get(tuple(sent))
             if edge is None:
                 raise _refused(sent[0], operator, "but the program no longer connects them")
             if kept is not None and not read_alike(kept, edge.type_info):
                 raise _refused(sent[0], operator, f"with records of {type_from_json(kept)}, now {edge.type_info}")
+            now = edge.partitioner.kind.value
+            if edge.partitioner.kind in _CHOSEN and (before := kinds.get(tuple(sent), now)) != now:
+                raise _refused(sent[0], operator, f"sent by {before}, now by {now}")
             yield InFlightRow(edge, channel, kind, payloads[i].as_buffer(), part.get("rescaled", ()))
 
 
@@ -135,6 +143,8 @@ def own_records(row: InFlightRow, subtask: int, parallelism: int, max_parallelis
     batch = decode_buffer(row.payload, edge.type_info)
     if batch.column.type != edge.type_info.arrow_type:
         raise _refused(edge.source, edge.target, f"with records of the type {batch.column.type}, now {edge.type_info}")
+    if edge.partitioner.kind is PartitionerKind.HASH and batch.keys is None:
+        raise _refused(edge.source, edge.target, "that were sent without the keys which the program gives them")
     keep = np.ones(len(batch), dtype=np.bool_)
     for before, (index, width) in pairwise(owners):
         match edge.partitioner.kind:
@@ -165,7 +175,8 @@ def _check_keys(edge: JobEdge, batch: StreamBatch) -> None:
         now = key_column(edge.partitioner, batch)
     except Exception as e:
         raise _refused(edge.source, edge.target, f"to which the program gives no key: {e}") from e
-    if sent is None or not _same_keys(sent, now):
+    assert sent is not None
+    if not _same_keys(sent, now):
         raise _refused(edge.source, edge.target, "to which the program gives other keys, perhaps others each time")
 
 

@@ -96,3 +96,43 @@ def test_pickled_records_in_flight_are_not_read_as_bytes(
     run(program("key", before), tmp_path)
     with pytest.raises(RestoreError, match=r"in-flight data .* to 'keys', with records of .*, now .*First run the old"):
         run(program("key", now, parallelism), tmp_path)
+
+
+def partitioned(how: str, parallelism: int = 2) -> JobGraph:
+    env = environment(parallelism)
+    sources = [events(env, FEW, uid="few", per_epoch=5), events(env, MANY, uid="many", per_epoch=200, batch_size=20)]
+    few, many = (
+        each.set_parallelism(1).map(lambda row: row, EVENT).set_parallelism(1).uid(f"from_{i}")
+        for i, each in enumerate(sources)
+    )
+    rows: Any = few.union(many)
+    match how:
+        case "key_by":
+            rows = rows.key_by("key")
+        case "custom":
+            rows = rows.partition_custom(lambda time, subtasks: time % subtasks, lambda row: row.time)
+        case _:
+            rows = getattr(rows, how)()
+    return collect_graph(rows.map(lambda row: (row.key, row.time), OUT).uid("keys"))
+
+
+@pytest.mark.parametrize("parallelism", [2, 3])
+@pytest.mark.parametrize("now", ["broadcast", "global_", "custom", "key_by"])
+def test_records_in_flight_do_not_get_to_other_subtasks_than_those_of_the_program(
+    tmp_path: Path, now: str, parallelism: int
+) -> None:
+    """A broadcast stream would have had them in one subtask only."""
+    run(partitioned("rebalance"), tmp_path)
+    why = "without the keys" if now == "key_by" else f"by rebalance, now by {now.rstrip('_')}"
+    with pytest.raises(RestoreError, match=f"in-flight data from operator 'from_.' to 'keys', .*sent {why}"):
+        run(partitioned(now, parallelism), tmp_path)
+
+
+@pytest.mark.parametrize("parallelism", [2, 3])
+@pytest.mark.parametrize(("before", "now"), [("key_by", "rebalance"), ("custom", "custom"), ("global_", "global_")])
+def test_records_in_flight_are_there_where_it_makes_no_difference(
+    tmp_path: Path, before: str, now: str, parallelism: int
+) -> None:
+    first = run(partitioned(before), tmp_path)
+    second = run(partitioned(now, parallelism), tmp_path)
+    assert sorted(first + second) == sorted((key, time) for key, time, _ in FEW + MANY)
