@@ -20,6 +20,9 @@ from dagster import (
     SensorDefinition,
 )
 
+# The types of asset keys in the public signatures of Dagster's own decorators (`multi_asset(deps=...)`).
+from dagster._core.definitions.assets.definition.asset_dep import CoercibleToAssetDep
+
 # Data versions: Dagster uses these tags to decide whether an asset is stale. It does not set them on events that are
 # recorded by hand, as for partitions of a range and for assets that a run materializes without being selected.
 from dagster._core.definitions.data_version import (
@@ -32,8 +35,6 @@ from dagster._core.definitions.data_version import (
     get_input_data_version_tag,
     get_input_event_pointer_tag,
 )
-
-# The types of asset keys in the public signatures of Dagster's own decorators (`multi_asset(deps=...)`).
 from dagster._core.definitions.events import CoercibleToAssetKey
 
 # Typed metadata under a namespace, as Dagster's own integrations declare it; and the standard keys for tables.
@@ -84,6 +85,7 @@ __all__ = [
     "SENSOR_NAME_TAG",
     "WILL_RETRY_TAG",
     "CodeReferencesMetadataSet",
+    "CoercibleToAssetDep",
     "CoercibleToAssetKey",
     "NamespacedMetadataSet",
     "StepEventStatus",

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from dagster import ConfigurableResource, EnvVar
-from pydantic import Field
+from pydantic import ConfigDict, Field
 
 from dagster_flinkpy.checkpoint.coordinator.coordinator_config import DEFAULT_NUM_RETAINED
 from dagster_flinkpy.common import Configuration
@@ -24,12 +24,18 @@ __all__ = [
     "StorageResource",
     "checkpoint_storage",
     "resolved",
+    "resource_of",
     "storage_location",
 ]
 
 
+_Resource = TypeVar("_Resource", bound=ConfigurableResource[Any])
+
+
 class SparkResource(ConfigurableResource[Any]):
     """The Spark that runs the epochs of jobs."""
+
+    model_config = ConfigDict(extra="forbid")  # a misspelt field is no setting without effect
 
     mode: str = Field(
         default="local",
@@ -83,6 +89,8 @@ class SparkResource(ConfigurableResource[Any]):
 class StorageResource(ConfigurableResource[Any]):
     """A folder on S3, or a local one."""
 
+    model_config = ConfigDict(extra="forbid")
+
     url: str = Field(description="'s3://bucket/prefix', or the absolute path of a local directory.")
     endpoint_url: str | None = Field(
         default=None, description="S3 server other than Amazon's, such as 'http://host:9000'."
@@ -118,6 +126,23 @@ class CheckpointStorageResource(StorageResource):
         ge=1,
         description="Number of completed checkpoints to keep for each job. The reset job can go back to any of them.",
     )
+
+
+def resource_of(resources: object, key: str, kind: type[_Resource]) -> _Resource:
+    """Returns a resource of a run.
+
+    Raises:
+        ConfigurationError: It is of another kind, as if the project has given its name to something else.
+    """
+    found = getattr(resources, key)
+    if not isinstance(found, kind):
+        other = "spark_resource_key" if kind is SparkResource else "checkpoint_storage_resource_key"
+        raise ConfigurationError(
+            f"resource {key!r} must be a {kind.__name__}, but is a {type(found).__name__}. If the project has that one "
+            f"under this key, give the {kind.__name__} another key, and pass it as {other}=... to flink_assets and "
+            "build_flink_jobs"
+        )
+    return found
 
 
 def checkpoint_storage(folder: StorageLocation, num_retained: int) -> CheckpointStorageResource:

@@ -22,8 +22,9 @@ from dagster import (
 )
 
 from dagster_flinkpy.checkpoint.partitions import PartitionRetention
+from dagster_flinkpy.common.arguments import check_argument
 from dagster_flinkpy.orchestration.branches import fork_at_first_run, job_of_deployment
-from dagster_flinkpy.orchestration.dagster_internals import CoercibleToAssetKey
+from dagster_flinkpy.orchestration.dagster_internals import CoercibleToAssetDep
 from dagster_flinkpy.orchestration.definitions.checks import FlinkAssetChecks, JobChecks, job_checks
 from dagster_flinkpy.orchestration.definitions.operator_attributes import OperatorAttributes
 from dagster_flinkpy.orchestration.definitions.partitions import check_partitions, partitioned
@@ -33,7 +34,7 @@ from dagster_flinkpy.orchestration.definitions.user_code import place_of_program
 from dagster_flinkpy.orchestration.failure import flink_failures
 from dagster_flinkpy.orchestration.flink_job import JOB_TAG, Environment, Program, flink_job
 from dagster_flinkpy.orchestration.job_assets import JobAssets, of_job
-from dagster_flinkpy.orchestration.resources import CheckpointStorageResource, SparkResource
+from dagster_flinkpy.orchestration.resources import CheckpointStorageResource, SparkResource, resource_of
 from dagster_flinkpy.orchestration.run_config import FlinkRunConfig
 from dagster_flinkpy.orchestration.runs.job_run import JobRun
 from dagster_flinkpy.orchestration.runs.open_lineage import told_to_open_lineage
@@ -70,7 +71,7 @@ def flink_assets(
     automation_condition: AutomationCondition[AssetKey] | None = ...,
     operators: Mapping[str, OperatorAttributes] | None = ...,
     retry_policy: RetryPolicy | None = ...,
-    deps: Mapping[str, Sequence[CoercibleToAssetKey]] | None = ...,
+    deps: Mapping[str, Sequence[CoercibleToAssetDep]] | None = ...,
     pool: str | None = ...,
     show: Show = ...,
     fork_in_branches: bool = ...,
@@ -95,7 +96,7 @@ def flink_assets(
     automation_condition: AutomationCondition[AssetKey] | None = ...,
     operators: Mapping[str, OperatorAttributes] | None = ...,
     retry_policy: RetryPolicy | None = ...,
-    deps: Mapping[str, Sequence[CoercibleToAssetKey]] | None = ...,
+    deps: Mapping[str, Sequence[CoercibleToAssetDep]] | None = ...,
     pool: str | None = ...,
     show: Show = ...,
     fork_in_branches: bool = ...,
@@ -120,7 +121,7 @@ def flink_assets(
     automation_condition: AutomationCondition[AssetKey] | None = None,
     operators: Mapping[str, OperatorAttributes] | None = None,
     retry_policy: RetryPolicy | None = None,
-    deps: Mapping[str, Sequence[CoercibleToAssetKey]] | None = None,
+    deps: Mapping[str, Sequence[CoercibleToAssetDep]] | None = None,
     pool: str | None = None,
     show: Show = "operators",
     fork_in_branches: bool = False,
@@ -159,7 +160,7 @@ def flink_assets(
         automation_condition: When Dagster runs the job by itself.
         operators: Attributes of single assets, by the operator's uid: what takes the place of these, and metadata.
         retry_policy: How often Dagster runs a failed step again. It does not if that cannot help.
-        deps: Assets that a source reads, by the source's uid.
+        deps: Assets that a source reads, by the source's uid: keys, or what Dagster's own ``deps`` take.
         pool: Concurrency pool of the steps. With limit 1, runs of the job wait for each other in Dagster's queue.
         show: ``"operators"``: each operator with a uid is an asset. ``"tables"``: each source and each sink is one.
         fork_in_branches: Whether the job is one of its own in a branch deployment (see `current_branch`):
@@ -222,6 +223,7 @@ def flink_assets(
             operators=operators,
             deps=deps,
         )
+        check_argument("checks", checks, (FlinkAssetChecks, type(None)), "FlinkAssetChecks(...)")
         step = _Step(program, retry_policy, pool, spark_resource_key, checkpoint_storage_resource_key)
         windows = check_partitions(made.job, partitions_def)
         if windows is None:
@@ -245,7 +247,7 @@ def build_flink_asset_specs(
     freshness_policy: FreshnessPolicy | None = None,
     automation_condition: AutomationCondition[AssetKey] | None = None,
     operators: Mapping[str, OperatorAttributes] | None = None,
-    deps: Mapping[str, Sequence[CoercibleToAssetKey]] | None = None,
+    deps: Mapping[str, Sequence[CoercibleToAssetDep]] | None = None,
     show: Show = "operators",
     translator: FlinkTranslator | None = None,
 ) -> list[AssetSpec]:
@@ -261,7 +263,7 @@ def build_flink_asset_specs(
         freshness_policy: As for `flink_assets`, like the next two.
         automation_condition: When Dagster runs the job by itself.
         operators: Attributes of single assets, by the operator's uid.
-        deps: Assets that a source reads, by the source's uid.
+        deps: Assets that a source reads, by the source's uid: keys, or what Dagster's own ``deps`` take.
         show: Which operators are assets, as for `flink_assets`.
         translator: Creates the asset specs.
 
@@ -312,8 +314,10 @@ class _Step:
         job = assets.job
 
         def step(context: AssetExecutionContext, config: FlinkRunConfig) -> Iterator[StepEvent]:
-            resources = context.resources
-            return events(context, config, getattr(resources, self.storage_key), getattr(resources, self.spark_key))
+            with flink_failures(context.log):
+                storage = resource_of(context.resources, self.storage_key, CheckpointStorageResource)
+                spark = resource_of(context.resources, self.spark_key, SparkResource)
+            return events(context, config, storage, spark)
 
         del step.__annotations__["return"]  # Dagster takes this one from generator functions only
         if (place := place_of_program(self.program, job.graph)) is not None:

@@ -7,15 +7,16 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from dagster import AssetKey, AssetSpec
+from dagster import AssetDep, AssetKey, AssetSpec
 
 from dagster_flinkpy.checkpoint.operator_program import operator_code_version
+from dagster_flinkpy.common.arguments import check_argument
 from dagster_flinkpy.common.clock import to_millis
 from dagster_flinkpy.datastream.connectors.tables import ReadableTable
 from dagster_flinkpy.datastream.operator_specs import SinkSpec, SourceSpec
 from dagster_flinkpy.datastream.program.job_graph import JobVertex
 from dagster_flinkpy.errors import ConfigurationError
-from dagster_flinkpy.orchestration.dagster_internals import CoercibleToAssetKey, TableMetadataSet, UriMetadataSet
+from dagster_flinkpy.orchestration.dagster_internals import CoercibleToAssetDep, TableMetadataSet, UriMetadataSet
 from dagster_flinkpy.orchestration.definitions.columns import ColumnLineage, column_metadata
 from dagster_flinkpy.orchestration.definitions.operator_attributes import OperatorAttributes
 from dagster_flinkpy.orchestration.definitions.shown_operators import Show, ShownOperators
@@ -55,7 +56,7 @@ class FlinkTranslator:
 
         .. code-block:: python
 
-            from dagster import AssetKey, AssetSpec
+            from dagster import AssetDep, AssetKey, AssetSpec
             from dagster_flinkpy.orchestration import FlinkOperatorData, FlinkTranslator
 
             class ShopTranslator(FlinkTranslator):
@@ -116,7 +117,7 @@ def job_assets(
     translator: FlinkTranslator | None,
     attributes: OperatorAttributes | None = None,
     operators: Mapping[str, OperatorAttributes] | None = None,
-    deps: Mapping[str, Sequence[CoercibleToAssetKey]] | None = None,
+    deps: Mapping[str, Sequence[CoercibleToAssetDep]] | None = None,
 ) -> JobAssets:
     """Returns the assets of a job.
 
@@ -143,19 +144,25 @@ def job_assets(
     return JobAssets(job, specs, shown.hidden)
 
 
-def _outside(job: FlinkJob, deps: Mapping[str, Sequence[CoercibleToAssetKey]]) -> dict[str, list[AssetKey]]:
+def _outside(job: FlinkJob, deps: Mapping[str, Sequence[CoercibleToAssetDep]]) -> dict[str, list[AssetKey]]:
     """Returns the assets that sources read, by the sources' uids."""
     sources = [v.uid for v in job.graph.sources]
+    check_argument(
+        "deps", deps, Mapping, "a dict from the uid of a source to assets, such as {'orders': ['raw_orders']}"
+    )
+    for uid, read in deps.items():
+        if isinstance(read, str) or not isinstance(read, Sequence):  # the letters of a name would be assets
+            raise ConfigurationError(f"deps of {uid!r} needs a list of assets, such as [{read!r}], not {read!r}")
     if unknown := sorted(deps.keys() - set(sources)):
         raise ConfigurationError(
             f"deps names {', '.join(map(repr, unknown))}, which is not a source of the program. "
             f"Its sources are {sorted(sources)}"
         )
-    outside = {uid: [AssetKey.from_coercible(key) for key in keys] for uid, keys in deps.items()}
+    outside = {uid: [_key_of(each) for each in assets] for uid, assets in deps.items()}
     for vertex in job.graph.sources:
-        read = vertex.spec.source.upstream_assets() if isinstance(vertex.spec, SourceSpec) else ()
-        if read:
-            keys = [*outside.get(vertex.uid, ()), *(AssetKey(list(path)) for path in read)]
+        paths = vertex.spec.source.upstream_assets() if isinstance(vertex.spec, SourceSpec) else ()
+        if paths:
+            keys = [*outside.get(vertex.uid, ()), *(AssetKey(list(path)) for path in paths)]
             outside[vertex.uid] = list(dict.fromkeys(keys))
     return outside
 
@@ -181,3 +188,10 @@ def _description(vertex: JobVertex) -> str:
         return vertex.description
     written = (text for function in user_functions(vertex) if (text := docstring(function)))
     return next(written, f"{vertex.name} ({vertex.spec.kind.replace('_', ' ')})")
+
+
+def _key_of(asset: CoercibleToAssetDep) -> AssetKey:
+    """Returns the key of whatever Dagster's own ``deps`` take: a key, an asset or a spec."""
+    if isinstance(asset, AssetDep):
+        return asset.asset_key
+    return AssetDep(list(asset) if type(asset) is tuple else asset).asset_key  # keys and specs are tuples, too

@@ -18,6 +18,7 @@ from dagster_flinkpy.orchestration.flink_job import FlinkJob
 from dagster_flinkpy.orchestration.job_assets import JobAssets
 from dagster_flinkpy.orchestration.metadata_set import FlinkCheckpointMetadataSet
 from dagster_flinkpy.orchestration.program import load_program
+from dagster_flinkpy.orchestration.resources import CheckpointStorageResource, SparkResource, resource_of
 from dagster_flinkpy.orchestration.run_config import (
     DisposeConfig,
     ForkConfig,
@@ -176,7 +177,7 @@ class JobOperations:
                 load_program(config.from_program),
                 self.job,
                 self._location(context).child(self.job.fork_of or self.job.job_id),
-                spark=getattr(context.resources, self.spark_key),
+                spark=self._spark(context),
                 owner=f"Dagster run {context.run.run_id} (upgrade)",
                 on_progress=context.log.info,
                 at=config.at,
@@ -272,8 +273,13 @@ class JobOperations:
     # --- what they share ---------------------------------------------------------------------------------------------
 
     def _location(self, context: OpExecutionContext) -> StorageLocation:
-        location: StorageLocation = getattr(context.resources, self.storage_key).location()
-        return location
+        return self._storage(context).location()
+
+    def _storage(self, context: OpExecutionContext) -> CheckpointStorageResource:
+        return resource_of(context.resources, self.storage_key, CheckpointStorageResource)
+
+    def _spark(self, context: OpExecutionContext) -> SparkResource:
+        return resource_of(context.resources, self.spark_key, SparkResource)
 
     def _old_runs(self, context: OpExecutionContext, location: StorageLocation, config: SweepConfig) -> list[str]:
         from dagster_flinkpy.checkpoint.store import CompletedCheckpointStore
@@ -306,7 +312,7 @@ class JobOperations:
         if config.flink_savepoint:
             return import_flink_savepoint(replace(location, url=config.flink_savepoint), target, targets, **options)
         source = replace(location, url=str(config.spark_checkpoint))
-        with open_session(getattr(context.resources, self.spark_key).settings()) as session:
+        with open_session(self._spark(context).settings()) as session:
             return import_spark_state(
                 SparkCheckpoint(source, session), target, targets, mapping=config.mapping, **options
             )
@@ -343,8 +349,8 @@ class JobOperations:
     def _attempt(self, context: OpExecutionContext, why: str, **options: Any) -> JobAttempt:
         refuse_beside_others(context, self.assets)
         return self.job.attempt(
-            getattr(context.resources, self.storage_key),
-            getattr(context.resources, self.spark_key),
+            self._storage(context),
+            self._spark(context),
             owner=f"Dagster run {context.run.run_id} ({why})",
             led_by=context.run.run_id,
             run_id=first_try(context.instance, context.run),  # so that a retried restore restores only once
@@ -390,7 +396,7 @@ class JobOperations:
             checkpoint_id = change(
                 self.job,
                 self._location(context).child(self.job.job_id),
-                spark=getattr(context.resources, self.spark_key),
+                spark=self._spark(context),
                 owner=f"Dagster run {context.run.run_id} ({why})",
                 on_progress=context.log.info,
             )

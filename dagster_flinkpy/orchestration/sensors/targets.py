@@ -63,7 +63,9 @@ def flink_targets(assets: AssetsDefinition | Sequence[AssetsDefinition], *, buil
     Raises:
         ConfigurationError: The assets are not from ``flink_assets``, or there are none.
     """
-    definitions = [assets] if isinstance(assets, AssetsDefinition) else list(assets)
+    definitions = [assets] if isinstance(assets, AssetsDefinition) else assets
+    if isinstance(definitions, str) or not isinstance(definitions, Sequence):
+        raise ConfigurationError(f"{builder} needs what flink_assets(...) returned, not {assets!r}")
     if not definitions:
         raise ConfigurationError(f"{builder} needs what flink_assets(...) returned, and got no assets")
     return [_target(each, builder) for each in definitions]

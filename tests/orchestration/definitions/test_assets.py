@@ -8,10 +8,12 @@ from typing import Any
 import pyarrow.parquet as pq
 import pytest
 from dagster import (
+    AssetDep,
     AssetKey,
     AssetSpec,
     AutomationCondition,
     BackfillPolicy,
+    ConfigurableResource,
     DagsterInstance,
     DailyPartitionsDefinition,
     ExecuteInProcessResult,
@@ -24,9 +26,11 @@ from dagster import (
     TableColumnLineage,
     TableMetadataValue,
     TableSchema,
+    asset,
     materialize,
 )
 from dagster._core.definitions.metadata.metadata_set import TableMetadataSet
+from pydantic import ValidationError
 
 from dagster_flinkpy.common import Types, WatermarkStrategy
 from dagster_flinkpy.common.serialization import Encoder
@@ -42,9 +46,12 @@ from dagster_flinkpy.errors import (
     UserFunctionError,
 )
 from dagster_flinkpy.orchestration import (
+    CheckpointStorageResource,
     FlinkOperatorData,
     FlinkTranslator,
     OperatorAttributes,
+    SparkResource,
+    build_checkpoint_sensor,
     build_flink_asset_specs,
     flink_assets,
 )
@@ -205,6 +212,62 @@ def test_refuses_dependencies_of_what_is_no_source(tmp_path: Path) -> None:
         ConfigurationError, match=r"'count', which is not a source of the program. Its sources are \['words'\]"
     ):
         flink_assets(word_count(tmp_path, ["a"]), name="words", deps={"count": ["raw"]})
+
+
+def test_a_source_reads_whatever_dagsters_own_deps_take(tmp_path: Path) -> None:
+    @asset
+    def raw() -> None: ...
+
+    given = [raw, AssetSpec("spec"), AssetDep("dep"), ("sales", "orders"), "name"]
+    specs = flink_assets(word_count(tmp_path, ["a"]), name="words", deps={"words": given})[0].specs
+    (source,) = (spec for spec in specs if spec.key.path[-1] == "words")
+    found = sorted(dep.asset_key.to_user_string() for dep in source.deps)
+    assert found == ["dep", "name", "raw", "sales/orders", "spec"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ({"deps": {"words": "raw"}}, r"deps of 'words' needs a list of assets, such as \['raw'\]"),
+        ({"deps": ["raw"]}, "deps needs a dict from the uid of a source to assets"),
+        ({"checks": True}, r"checks needs FlinkAssetChecks\(...\), not True"),
+    ],
+    ids=["a name, whose letters would be assets", "a list", "checks"],
+)
+def test_arguments_of_another_kind_are_refused(tmp_path: Path, arguments: dict[str, Any], said: str) -> None:
+    with pytest.raises(ConfigurationError, match=said):
+        flink_assets(word_count(tmp_path, ["a"]), name="words", **arguments)
+
+
+def test_a_sensor_of_a_program_says_what_it_needs(tmp_path: Path) -> None:
+    with pytest.raises(
+        ConfigurationError, match=r"build_checkpoint_sensor needs what flink_assets\(...\) returned, not"
+    ):
+        build_checkpoint_sensor(lambda: word_count(tmp_path, ["a"]))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("key", ["spark", "checkpoint_storage"])
+def test_a_resource_of_another_kind_is_named(tmp_path: Path, key: str) -> None:
+    """A project may have a resource called ``spark`` already."""
+
+    class Theirs(ConfigurableResource[Any]):
+        app: str = "orders"
+
+    resources = {"spark": SparkResource(), "checkpoint_storage": CheckpointStorageResource(url=str(tmp_path / "jobs"))}
+    assets = flink_assets(word_count(tmp_path, ["a"]), name="words")
+    result = materialize(assets, resources={**resources, key: Theirs()}, raise_on_error=False)
+    (failed,) = (event for event in result.all_events if event.is_step_failure)
+    assert failed.step_failure_data.user_failure_data is not None
+    said = str(failed.step_failure_data.user_failure_data.description)
+    assert f"resource {key!r} must be a " in said and "but is a Theirs" in said and f"{key}_resource_key=..." in said
+
+
+def test_a_misspelt_field_of_a_resource_is_refused() -> None:
+    misspelt: Any = {"config": {}, "retained": 1}
+    with pytest.raises(ValidationError, match="config"):
+        SparkResource(config=misspelt["config"])
+    with pytest.raises(ValidationError, match="retained"):
+        CheckpointStorageResource(url="/jobs", retained=misspelt["retained"])
 
 
 def test_columns_come_from_declared_types_and_pass_through_sinks(tmp_path: Path) -> None:
