@@ -21,7 +21,9 @@ from dagster_flinkpy.checkpoint.reports.job_metrics import operator_metrics
 from dagster_flinkpy.checkpoint.reports.skew import rows_by_key_group, skew
 from dagster_flinkpy.checkpoint.requests import DEFAULT_TIMEOUT, JobRequests, RequestKind
 from dagster_flinkpy.checkpoint.savepoints.dispose import dispose_savepoint
+from dagster_flinkpy.checkpoint.savepoints.savepoint import load_savepoint
 from dagster_flinkpy.checkpoint.savepoints.stored_checkpoint import open_checkpoint
+from dagster_flinkpy.checkpoint.store import CompletedCheckpointStore
 from dagster_flinkpy.checkpoint.verify import restore_drill, verify_checkpoint
 from dagster_flinkpy.cli.common import (
     allow_all_option,
@@ -42,7 +44,7 @@ from dagster_flinkpy.cli.terminal import bar, console_of_width, plain_table, pro
 from dagster_flinkpy.common.clock import current_millis, datetime_of_millis
 from dagster_flinkpy.datastream.checkpointing.savepoint_format_type import SavepointFormatType
 from dagster_flinkpy.datastream.checkpointing.state_recovery import RecoveryClaimMode
-from dagster_flinkpy.errors import JobNotRunningError
+from dagster_flinkpy.errors import FlinkPyError, JobNotRunningError
 from dagster_flinkpy.metrics import LATE_RECORDS_DROPPED, user_metrics
 from dagster_flinkpy.state_processor import FlinkSavepointReader, read_savepoint
 from dagster_flinkpy.storage import StorageLocation
@@ -190,10 +192,26 @@ def restore(
             "--parallelism, --allow-non-restored-state, --allow-non-restored-uid and --claim-mode need --program"
         )
     else:
+        since = _rows_since(job, savepoint)
         checkpoint_id = restore_savepoint(
             job, savepoint, owner=owner_of(what), now_ms=current_millis(), allow_pickled_state=allow_pickled_state
         )
+        if since is not None:
+            click.echo(
+                f"what sinks have committed since checkpoint {since} stays, and is written again beside it when its "
+                "input is read again, unless they replace rows: delete it before the job goes on",
+                err=True,
+            )
     click.echo(f"{directory} continues from {path}, now its checkpoint {checkpoint_id}")
+
+
+def _rows_since(job: StorageLocation, savepoint: StorageLocation) -> int | None:
+    """Returns the checkpoint of a savepoint if the job has completed later ones, whose rows its sinks have."""
+    with suppress(FlinkPyError):  # the restore says so, or mends it
+        latest, kept = CompletedCheckpointStore(job.open()).latest(), load_savepoint(savepoint.open())
+        if latest is not None and latest.job_id == kept.job_id and latest.checkpoint_id > kept.checkpoint_id:
+            return kept.checkpoint_id
+    return None
 
 
 @savepoint.command("plan")

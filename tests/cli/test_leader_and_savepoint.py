@@ -164,6 +164,17 @@ def test_restore_over_a_job(job: Path) -> None:
         assert attempt.finished
 
 
+def test_who_goes_back_is_told_of_the_rows_that_stay(job: Path) -> None:
+    """Without the program, nobody can look into the tables."""
+    savepoint = printed("savepoint", "trigger", job).strip()
+    number = json.loads(printed("savepoint", "describe", savepoint, "--json"))["checkpoint_id"]
+    said = CliRunner().invoke(main, ["savepoint", "restore", savepoint, str(job)])
+    assert "what sinks have committed since" not in said.stderr
+    assert counts(job.parent) == REST
+    said = CliRunner().invoke(main, ["savepoint", "restore", savepoint, str(job)])
+    assert said.exit_code == 0 and said.stderr.startswith(f"what sinks have committed since checkpoint {number} stays")
+
+
 def test_stop(job: Path) -> None:
     savepoint = printed("savepoint", "stop", job).strip()
     assert counts(job.parent) == []

@@ -206,8 +206,8 @@ def import_savepoint(
     metadata = load_savepoint(source)
     if metadata.kind is not CheckpointKind.SAVEPOINT:
         raise RestoreError(
-            f"{source.url} is a checkpoint, whose files belong to its job. Take a savepoint, or run the job with its "
-            "own checkpoint directory."
+            f"{source.url} is a checkpoint, whose files belong to its job. That job goes back to it with --program, or "
+            "with a run whose restore_from names it; in Dagster, its reset job does. For another job, take a savepoint."
         )
     checksums = _checksums(subtask for operator in metadata.operators for subtask in operator.subtasks)
     checksums |= {path: sha256_of(path) for operator in metadata.operators for path in operator.segments()}
