@@ -57,6 +57,8 @@ STOPPED = "stopped"
 WINDOW = "window"
 """Property of the end state of a time partition: the partition's start and end, in milliseconds since 1970."""
 METADATA_VERSION = 1
+_OF_FLINK = bytes.fromhex("4960672d")
+"""How ``_metadata`` of Flink begins."""
 _ADVICE = "Restore another checkpoint or a savepoint with restore_from"
 
 
@@ -318,6 +320,11 @@ def fetch_metadata(store: ObjectStore, key: str) -> bytes:
     """
     name = f"{store.url}/{key}"
     data = store.get_range(key, 0, _FIRST_READ)
+    if data.startswith(_OF_FLINK):
+        raise CorruptMetadataError(
+            f"{name} is that of a savepoint of Flink: 'flinkpy savepoint import', or the import job in Dagster, makes "
+            "one for a program here of it."
+        )
     if not data.startswith((_GZIP_HEAD, b'{"format":"')):
         raise CorruptMetadataError(
             f"{name} is not checkpoint metadata, or is truncated ({len(data)} bytes). {_ADVICE}."

@@ -208,7 +208,10 @@ class Restore:
                     attempt.claim(checkpoint_id)
                 else:
                     attempt.leave_unclaimed(checkpoint_id)
-                    self.progress(f"chk-{checkpoint_id} is not claimed: it is kept until someone disposes of it")
+                    self.progress(
+                        f"chk-{checkpoint_id} is not claimed: it is kept until 'flinkpy savepoint dispose "
+                        f"{store.store.url}/chk-{checkpoint_id}'"
+                    )
                 self._tell_of_rows_since(checkpoint_id)
                 # Whoever restores it may know that a target has lost rows.
                 there = {u: i for u, i in metadata.commits.items() if self.last_committed.get(u, 0) >= i}

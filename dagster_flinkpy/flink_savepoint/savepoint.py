@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dagster_flinkpy.errors import ObjectNotFoundError
 from dagster_flinkpy.flink_savepoint.keyed_state import KeyedFile
 from dagster_flinkpy.flink_savepoint.metadata import (
     FlinkMetadata,
@@ -41,7 +42,14 @@ class FlinkSavepoint:
     def __init__(self, location: StorageLocation) -> None:
         self.location = location
         self._store: ObjectStore = location.open()
-        self.metadata: FlinkMetadata = read_metadata(self._store.get(METADATA)[0])
+        try:
+            data, _ = self._store.get(METADATA)
+        except ObjectNotFoundError as error:
+            raise ObjectNotFoundError(
+                f"{location.url} is not a savepoint of Flink: it has no {METADATA}. Give the folder that contains that "
+                "file."
+            ) from error
+        self.metadata: FlinkMetadata = read_metadata(data)
 
     def keyed_file(self, operator: FlinkOperator, subtask: FlinkSubtask) -> KeyedFile | None:
         """Returns the keyed state of a subtask, or None if it has none."""

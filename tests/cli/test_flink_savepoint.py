@@ -126,3 +126,16 @@ def test_a_savepoint_is_exported_to_flink_and_its_path_is_printed(tmp_path: Path
     assert again.exit_code == 1
     assert "already has a savepoint" in again.output
     assert "is a savepoint of Flink already" in run("savepoint", "export", flinks, *program, "--to", ours + "2").output
+
+
+def test_commands_for_savepoints_of_here_lead_to_the_import(tmp_path: Path) -> None:
+    flink = path("values-hashmap-canonical")
+    for arguments in (["restore", flink, str(tmp_path)], ["verify", flink]):
+        result = run("savepoint", *arguments)
+        assert result.exit_code == 1 and "savepoint of Flink: 'flinkpy savepoint import'" in result.output
+
+
+def test_a_folder_that_is_no_savepoint_of_flink_is_not_imported(tmp_path: Path) -> None:
+    program = program_of("values-hashmap-canonical", tmp_path)
+    result = run("savepoint", "import", str(tmp_path), "--program", program, "--to", str(tmp_path / "to"))
+    assert result.exit_code == 1 and "is not a savepoint of Flink: it has no _metadata" in result.output
