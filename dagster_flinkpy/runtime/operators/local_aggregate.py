@@ -51,7 +51,7 @@ def local_aggregate_of(spec: OperatorSpec, operator: str = "") -> LocalAggregate
         return LocalAggregate(fold, None, assigner.session_gap) if assigner.is_event_time() else None
     if not isinstance(spec, WindowSpec) or not spec.assigner.is_event_time():
         # In processing time, a record is in the windows of the time at which the operator gets it.
-        return LocalAggregate(fold, None)
+        return LocalAggregate(fold, None, by_clock=isinstance(spec, WindowSpec))
     assigner = spec.assigner
     slide = getattr(assigner, "slide", assigner.size)
     # Windows end where others begin, so a slice of time is in all of a window or in nothing of it.
@@ -79,10 +79,13 @@ class LocalAggregate:
         slices: Length and offset of the slices, in milliseconds. Records of a slice are in the same windows. None if
             the times of records do not matter before the end of all input.
         gap: The gap of sessions, in milliseconds. Default: they are other windows.
+        by_clock: Whether the operator may have results before the next watermark or barrier. Default: it has none.
     """
 
-    def __init__(self, fold: ColumnFold, slices: tuple[int, int] | None, gap: int | None = None) -> None:
-        self._fold, self._slices, self._gap = fold, slices, gap
+    def __init__(
+        self, fold: ColumnFold, slices: tuple[int, int] | None, gap: int | None = None, *, by_clock: bool = False
+    ) -> None:
+        self._fold, self._slices, self._gap, self.by_clock = fold, slices, gap, by_clock
         self._records: list[_Rows] = []
         """What the aggregation reads of records."""
         self._combined: list[_Rows] = []
@@ -94,9 +97,6 @@ class LocalAggregate:
         """The watermark before which everything that is held must leave."""
         self.pays = True
         """Whether combining has left few enough rows."""
-
-    def __len__(self) -> int:
-        return self._rows
 
     def takes(self, batch: StreamBatch) -> bool:
         """Returns whether a batch can be combined: its records have event time and a number in each field."""
@@ -136,10 +136,8 @@ class LocalAggregate:
 
     def take(self) -> list[StreamBatch]:
         """Returns everything that is held, combined."""
-        if not self._rows:
-            return []
         self._combine()
-        return self._release()
+        return self._release() if self._rows else []
 
     def _hold(self, where: list[_Rows], rows: _Rows) -> None:
         where.append(rows)

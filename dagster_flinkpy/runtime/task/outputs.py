@@ -93,8 +93,9 @@ class CombiningOutput:
     """Holds records back, combined, until the windows that they are in may end.
 
     They leave before the watermark that ends them and before each barrier, so windows fire with the same contents, and
-    a checkpoint covers the same records. Whether a record is late is up to the operator. A batch with one that might be
-    late, or makes a window fire again, is sent as it is, after what is held.
+    a checkpoint covers the same records. A buffer timeout does not send them: nothing has a result earlier. Whether a
+    record is late is up to the operator. A batch with one that might be late, or makes a window fire again, is sent as
+    it is, after what is held.
 
     The operator's event time is at most that of this channel, unless the channel was idle and event time went on
     without it, or was further when the Spark job began.
@@ -144,7 +145,8 @@ class CombiningOutput:
         self._writer.flush()
 
     def flush_to_room(self, has_room: Callable[[int, int], bool]) -> bool:
-        self._send()
+        if self._local.by_clock:
+            self._send()
         return self._writer.flush_to_room(has_room)
 
     def barrier(self, checkpoint_id: int, digest: str, aligned: bool) -> None:

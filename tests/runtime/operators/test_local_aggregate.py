@@ -15,9 +15,10 @@ from hypothesis import strategies as st
 from dagster_flinkpy.common.configuration import Configuration
 from dagster_flinkpy.common.time import Duration
 from dagster_flinkpy.common.typeinfo import Types
-from dagster_flinkpy.common.watermark_strategy import MAX_WATERMARK, WatermarkStrategy
+from dagster_flinkpy.common.watermark_strategy import MAX_WATERMARK, MIN_WATERMARK, WatermarkStrategy
 from dagster_flinkpy.datastream import OutputTag, RuntimeExecutionMode
 from dagster_flinkpy.datastream.connectors.collection import CollectionSource
+from dagster_flinkpy.datastream.program.job_graph import PartitionerKind, StreamPartitioner
 from dagster_flinkpy.datastream.window import (
     SlidingEventTimeWindows,
     SlidingProcessingTimeWindows,
@@ -29,6 +30,8 @@ from dagster_flinkpy.runtime.operators import local_aggregate
 from dagster_flinkpy.runtime.operators.local_aggregate import LocalAggregate, _runs, local_aggregate_of
 from dagster_flinkpy.runtime.operators.windows.window_operator import WindowOperator
 from dagster_flinkpy.runtime.shuffle.batch import NO_TIMESTAMP, StreamBatch
+from dagster_flinkpy.runtime.shuffle.wire import Kind
+from dagster_flinkpy.runtime.task.outputs import CombiningOutput
 from dagster_flinkpy.state.layout import distinct_rows
 from tests.examples import examples
 from tests.runtime.harness import collect_all, random_order
@@ -44,6 +47,7 @@ from tests.runtime.operators.test_aggregate_operators import (
     stamped,
 )
 from tests.runtime.programs import environment
+from tests.runtime.shuffle.test_record_writer import Shuffle
 
 ALIGNED = st.one_of(
     st.builds(TumblingEventTimeWindows, st.integers(1, 20)),
@@ -252,6 +256,22 @@ def test_keys_of_the_whole_range_of_a_narrow_type_are_told_apart(kind, bits):
     keys = pa.array(numbers * 2, kind.arrow_type)
     assert not local.add(kind, keys, batch(["a"] * len(keys), [0] * len(keys), [1] * len(keys)))
     assert sums(local.take()) == [(number, 0, 2) for number in numbers]
+
+
+@pytest.mark.parametrize(
+    ("assigner", "waits"), [(TumblingEventTimeWindows(10), True), (TumblingProcessingTimeWindows(10), False)]
+)
+def test_a_buffer_timeout_sends_only_what_may_have_a_result(assigner, waits):
+    local = local_aggregate_of(windows(assigner=assigner))
+    assert local is not None
+    shuffle = Shuffle(StreamPartitioner(PartitionerKind.HASH, selector="key"), type_info=EVENT)
+    output = CombiningOutput(shuffle.writer, local, ["events"], MIN_WATERMARK)
+    output.emit(batch(["a", "b", "a"], [3, 4, 5], [1, 2, 3]))
+    assert output.flush_to_room(lambda edge, target: True)
+    sent = [row.kind for row in shuffle.rows()]
+    output.watermark("events", 9)
+    later = [row.kind for row in shuffle.rows()]
+    assert (Kind.BUFFER in sent, Kind.BUFFER in later) == (not waits, waits)
 
 
 def test_it_stops_where_it_does_not_pay():
