@@ -11,6 +11,20 @@ import click
 from dagster_flinkpy.datastream.checkpointing.savepoint_format_type import SavepointFormatType
 from dagster_flinkpy.storage import StorageLocation
 
+__all__ = [
+    "allow_all_option",
+    "allow_uids_option",
+    "drain_option",
+    "endpoint_url_option",
+    "json_option",
+    "location_of",
+    "owner_of",
+    "program_option",
+    "recompute_options",
+    "savepoint_type_option",
+    "target_option",
+]
+
 endpoint_url_option = click.option(
     "--endpoint-url", metavar="URL", help="Address of an S3 server other than Amazon's, such as http://127.0.0.1:9000."
 )

@@ -66,6 +66,7 @@ __all__ = [
     "ProcessSpec",
     "ReduceSpec",
     "RollingAggregateSpec",
+    "Selector",
     "SinkSpec",
     "SourceSpec",
     "SparkSourceSpec",

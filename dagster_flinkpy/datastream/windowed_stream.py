@@ -41,7 +41,7 @@ from dagster_flinkpy.datastream.window_triggers import NeverTrigger, Trigger
 from dagster_flinkpy.datastream.window_types import TimeWindowSerializer
 from dagster_flinkpy.errors import ConfigurationError
 
-__all__ = ["AllWindowedStream", "WindowedStream"]
+__all__ = ["AllWindowedStream", "NullByteKeySelector", "WindowedStream"]
 
 S = TypeVar("S")
 W = TypeVar("W", bound="_Windowed[Any]")

@@ -9,7 +9,7 @@ import numpy.typing as npt
 
 from dagster_flinkpy.state.columns import grown, numbered
 
-__all__ = ["CellGrid", "IntIndex", "WordIndex", "Words"]
+__all__ = ["CellGrid", "IntIndex", "Integers", "WordIndex", "Words"]
 
 Integers = npt.NDArray[np.int64]
 Hashes = npt.NDArray[np.uint64]

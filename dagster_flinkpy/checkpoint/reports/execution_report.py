@@ -16,6 +16,7 @@ from dagster_flinkpy.storage import ObjectStore
 from dagster_flinkpy.storage.conditional import put_if
 
 __all__ = [
+    "EXECUTION_KEY",
     "ExecutionReport",
     "FailureReport",
     "InputReport",

@@ -33,7 +33,7 @@ from dagster_flinkpy.connectors.columns.text_values import as_text, check_finite
 from dagster_flinkpy.datastream.formats.json import JsonRowDeserializationSchema, JsonRowSerializationSchema
 from dagster_flinkpy.errors import SourceReadError
 
-__all__ = ["Decoder", "Encoder", "UndecodableMessage", "decoded", "record_decoder", "record_encoder"]
+__all__ = ["Decoder", "Encoder", "UndecodableMessage", "decoded", "record_decoder", "record_encoder", "wrong_member"]
 
 Messages = Sequence["bytes | None"]
 Decoder = Callable[[Messages], pa.Array]

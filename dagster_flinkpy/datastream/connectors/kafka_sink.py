@@ -33,6 +33,7 @@ __all__ = [
     "KafkaSink",
     "KafkaSinkBuilder",
     "TransactionalKafkaSink",
+    "field_type",
 ]
 
 

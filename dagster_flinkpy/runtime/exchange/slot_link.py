@@ -16,7 +16,7 @@ from dagster_flinkpy.errors import SlotLostError
 from dagster_flinkpy.runtime.exchange.frames import ALIVE, credits_of
 from dagster_flinkpy.runtime.shuffle.wire import WIRE_SCHEMA, WireRow, batch_of
 
-__all__ = ["SlotLink"]
+__all__ = ["CONNECT_SECONDS", "SlotLink"]
 
 _SEND_BYTES = 4 << 20
 """Rows are sent when they have this size, without waiting for the end of a step."""

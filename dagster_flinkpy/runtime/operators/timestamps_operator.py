@@ -18,7 +18,7 @@ from dagster_flinkpy.runtime.operators.operator_context import OperatorContext
 from dagster_flinkpy.runtime.operators.stream_operator import StreamOperator
 from dagster_flinkpy.runtime.shuffle.batch import NO_TIMESTAMP, StreamBatch
 
-__all__ = ["EventTime", "TimestampsOperator"]
+__all__ = ["EventTime", "TimestampsOperator", "UnitCheck"]
 
 _log = logging.getLogger(__name__)
 

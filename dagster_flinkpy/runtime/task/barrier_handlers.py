@@ -23,6 +23,7 @@ __all__ = [
     "Barrier",
     "BarrierHandler",
     "CancelBarrier",
+    "Channel",
     "CheckpointBarrierTracker",
     "Complete",
     "Deliver",

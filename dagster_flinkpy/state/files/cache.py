@@ -37,7 +37,7 @@ from dagster_flinkpy.state.layout import SortKeys
 from dagster_flinkpy.state.schema_evolution import evolve
 from dagster_flinkpy.storage import ObjectStore
 
-__all__ = ["Run", "RunCache", "make_time_order", "take_all"]
+__all__ = ["Rows", "Run", "RunCache", "make_time_order", "take_all"]
 
 _TRAILER = struct.Struct("<8sQI")
 """The magic number, the number of bytes before the trailer, and their checksum."""

@@ -19,6 +19,7 @@ from dagster_flinkpy.state.handles import RunHandle
 __all__ = [
     "EARLY",
     "MAX_RUNS",
+    "SECTION_BYTES",
     "SECTION_ROWS",
     "SPREAD",
     "TURNS",
