@@ -421,13 +421,20 @@ class CompletedCheckpointStore:
         newest_first = sorted(head.partitions, key=lambda end: end.checkpoint_id, reverse=True)
         return next((end for end in newest_first if self.load(end.checkpoint_id).read_by == metadata.read_by), None)
 
+    def is_end(self, head: Head, latest: CheckpointMetadata) -> bool:
+        """Returns whether the latest checkpoint is the end state of a partition. If not, the job has lost them."""
+        ends = {end.checkpoint_id for end in head.partitions}
+        return latest.checkpoint_id in ends or self.repeated_end(head, latest) is not None
+
     def check_repeats_end(self, attempt: Attempt, metadata: CheckpointMetadata) -> None:
         """Checks that partitions would start from a checkpoint or savepoint if it were the latest one of the job.
 
         Raises:
             RestoreError: It is not the end state of a partition, but the job has partitions.
         """
-        if attempt.head.partitions and self.repeated_end(attempt.head, metadata) is None:
+        head, latest = attempt.head, attempt.latest
+        has_partitions = head.partitions and (latest is None or self.is_end(head, latest))
+        if has_partitions and self.repeated_end(head, metadata) is None:
             raise RestoreError(
                 f"{metadata.kind.value} {metadata.checkpoint_id} of job {metadata.job_id!r} is not the end state of a "
                 f"partition that {self.store.url} keeps, and its partitions start from these: the next one would not "

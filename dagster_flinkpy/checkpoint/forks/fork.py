@@ -240,8 +240,8 @@ def _end_of(checkpoints: CompletedCheckpointStore, metadata: CheckpointMetadata)
     Raises:
         CheckpointError: The job has partitions, and it is the end state of none.
     """
-    found = read_head(checkpoints.store)
-    if metadata.end_of is not None or found is None or not found[0].partitions:
+    found, latest = read_head(checkpoints.store), checkpoints.latest()
+    if metadata.end_of is not None or found is None or latest is None or not checkpoints.is_end(found[0], latest):
         return metadata.end_of
     if end := checkpoints.repeated_end(found[0], metadata):  # earlier releases do not say so in the metadata
         return end.partition

@@ -163,21 +163,21 @@ def _start(
     kept = renumbered(attempt.head.partitions, partitions_def, job_id=job.job_id)
     start = partition_start(kept, first, keys.__getitem__, assets=selection)
     latest = attempt.latest
-    if latest is not None and not kept:
-        raise ConfigurationError(
-            f"job {job.job_id!r} has been run without partitions, up to checkpoint {latest.checkpoint_id}, and "
-            f"partition {first.key} would start from empty state: it would read again what those runs have read, and "
-            "write its rows once more. Give the job another name, flink_assets(name=...), and other tables; or clear "
-            "its tables, and set start_empty in the config of this run, or restore_from to start from a state."
-        )
     if latest is not None and latest.stopped:
         raise RestoreError(
             f"job {job.job_id!r} was stopped with a savepoint, at checkpoint {latest.checkpoint_id}: partition "
             f"{first.key} would go on from before that. Restore a savepoint with {job.dagster_name}_restore, go back "
             f"to a checkpoint with {job.dagster_name}_reset, or set restore_from in the config of this run."
         )
+    checkpoints = CompletedCheckpointStore(store)
+    if latest is not None and not checkpoints.is_end(attempt.head, latest):
+        raise ConfigurationError(
+            f"job {job.job_id!r} has been run without partitions, up to checkpoint {latest.checkpoint_id}, and "
+            f"partition {first.key} would read again what those runs have read, and write its rows once more. Give the "
+            "job another name, flink_assets(name=...), and other tables; or clear its tables, and set start_empty in "
+            "the config of this run, or restore_from to start from a state."
+        )
     if start.checkpoint_id is not None and start.after is not None:
-        end = CompletedCheckpointStore(store).load(start.checkpoint_id)
-        refuse_other_window(end, start.after, partitions_def)
+        refuse_other_window(checkpoints.load(start.checkpoint_id), start.after, partitions_def)
     log(start.reason)
     return start.restore_from

@@ -37,7 +37,9 @@ from dagster._core.definitions.data_version import CachingStaleStatusResolver, S
 from dagster._core.loader import LoadingContextForTest
 from dagster._core.storage.tags import ASSET_PARTITION_RANGE_END_TAG, ASSET_PARTITION_RANGE_START_TAG, BACKFILL_ID_TAG
 
+from dagster_flinkpy.checkpoint.forks.fork import fork_job
 from dagster_flinkpy.checkpoint.head import read_head
+from dagster_flinkpy.checkpoint.offline import restore_savepoint, trigger_savepoint
 from dagster_flinkpy.checkpoint.partitions import PartitionRetention
 from dagster_flinkpy.common import Types, WatermarkStrategy
 from dagster_flinkpy.connectors import ParquetSink, ParquetSource
@@ -62,6 +64,7 @@ from dagster_flinkpy.orchestration.runs.partition_start import (
 )
 from dagster_flinkpy.orchestration.runs.runs_of_job import recent_runs
 from dagster_flinkpy.runtime.master.job import JobAttempt
+from dagster_flinkpy.storage import StorageLocation
 from tests.orchestration.programs import Count, word_count
 from tests.runtime.harness import run_rows, spark_order
 from tests.waiting import LIMIT
@@ -520,6 +523,13 @@ def test_a_job_that_gets_partitions_or_loses_them_is_refused(
         "chk-1 is the end state of partition '2024-03-01', in which sources have no positions" in t for t in told
     )
     assert run("loses", start_empty=True).success
+    assert "job 'loses' has been run without partitions, up to checkpoint 4" in failure_of(run("loses", KEYS[2]))
+    loses = resources["checkpoint_storage"].location().child("loses")
+    savepoint = StorageLocation(trigger_savepoint(loses))
+    assert restore_savepoint(loses, savepoint, owner="test", now_ms=0, allow_pickled_state=True) == 5
+    assert fork_job(loses, "copy") == 6
+    assert run("loses").success, "it is a job without partitions now"
+    assert "job 'loses' has been run without partitions, up to checkpoint 6" in failure_of(run("loses", KEYS[2]))
     assert run("gets").success
     assert "job 'gets' has been run without partitions, up to checkpoint 1" in failure_of(run("gets", KEYS[0]))
     assert run("gets").success, "it has lost them again"
