@@ -103,17 +103,23 @@ def test_a_case_notices_the_broken_rule(broken: Callable[[], Any]) -> None:
 @pytest.mark.skipif("SOAK" not in os.environ, reason="a part of make soak")
 @pytest.mark.parametrize(("broken", "cases"), MUTATIONS, ids=[broken.__name__ for broken, _ in MUTATIONS])
 def test_every_broken_rule_is_found(broken: Callable[[], Any], cases: st.SearchStrategy[Any]) -> None:
+    found = list[str]()
+
     @settings(
         max_examples=400,
         deadline=None,
         phases=[Phase.generate],
         database=None,
-        report_multiple_bugs=False,
         suppress_health_check=list(HealthCheck),
     )
     @given(case=cases)
     def every_case(case: Any) -> None:
-        check(*case)
+        if not found:  # a job of live tasks may fail once and not again, which is enough
+            try:
+                check(*case)
+            except AssertionError as error:
+                found.append(str(error))
 
-    with broken(), pytest.raises(AssertionError, match="To run it again"):
+    with broken():
         every_case()
+    assert found and "To run it again" in found[0]
