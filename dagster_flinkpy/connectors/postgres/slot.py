@@ -52,6 +52,16 @@ SELECT array_agg(attname::text ORDER BY attname) FROM pg_index i
 JOIN pg_class c ON c.oid = i.indrelid JOIN pg_attribute a ON a.attrelid = c.oid AND a.attnum = ANY(i.indkey)
 WHERE c.oid = %s AND (relreplident = 'i' AND indisreplident OR relreplident = 'd' AND indisprimary)
 """
+_PARTITIONS = """
+SELECT coalesce(jsonb_object_agg(inhrelid::oid, i.xmin::text), '{}')
+FROM pg_partition_tree(%s) JOIN pg_inherits i ON inhrelid = relid JOIN pg_class c ON c.oid = relid
+WHERE relid <> %s AND relkind = 'r'
+"""
+# Rows from before it was attached are older, and in the first pages, of 8 kB: a large one is not read as a whole.
+_OLDER = """
+SELECT EXISTS (SELECT FROM {table} p JOIN pg_inherits i ON inhrelid = {oid} WHERE p.ctid < '(1000,0)'
+  AND (age(p.xmin) > age(i.xmin) OR (p.xmin = i.xmin AND p.cmin::text::bigint < i.cmin::text::bigint)))
+"""
 _SLOT = """
 SELECT plugin, database, wal_status, confirmed_flush_lsn - '0/0', database = current_database()
 FROM pg_replication_slots WHERE slot_name = %s
@@ -206,6 +216,18 @@ class ReplicationSlot:
     def key(self, oid: int) -> list[str]:
         """Returns the columns that a deleted row has in mode ``upsert``, or none if it has all."""
         return list(self._one(_KEY, oid) or [])
+
+    def partitions(self, oid: int) -> dict[str, str]:
+        """Returns the ids of the partitions of the table, each with what is another one when it is attached again."""
+        return dict(self._one(_PARTITIONS, oid, oid))
+
+    def attached_with_rows(self, oid: str) -> str | None:
+        """Returns the name of a partition that had rows when it was attached, or None if it had none."""
+        name = str(self._one("SELECT %s::oid::regclass::text", int(oid)))
+        statement = _OLDER.replace("{table}", name).replace("{oid}", oid)
+        with suppress(errors.InsufficientPrivilege):  # whoever may only read the whole table cannot know
+            return name if self._one(statement.encode()) else None
+        return None
 
     def check_table(self) -> None:
         """Checks that changes of the table have what the mode needs."""

@@ -29,13 +29,16 @@ class Surroundings(JsonRecord):
     """The numbers of the columns that are read; 0 for one that the table does not have."""
     key: list[str] | None = None
     """The columns that a deleted row has in mode ``upsert``."""
+    partitions: dict[str, str] | None = None
+    """The ids of the partitions, with their marks."""
 
     @staticmethod
     def of(slot: ReplicationSlot, source: PostgresChangeSource) -> Surroundings:
         table, there = slot.table(), columns_of_table(slot.connection, slot.table_name)
         columns = {name: there[name].number if name in there else 0 for name in source.table_type.field_names}
         system, timeline = slot.system()
-        return Surroundings(system, table, timeline, slot.publication.mark(table), columns, slot.key(table))
+        mark, partitions = slot.publication.mark(table), slot.partitions(table)
+        return Surroundings(system, table, timeline, mark, columns, slot.key(table), partitions)
 
     def followed_by(self, now: Surroundings, slot: ReplicationSlot, position: int) -> Surroundings:
         """Returns those with which the source goes on from a position."""
@@ -73,5 +76,16 @@ class Surroundings(JsonRecord):
                 "says that its values are gone. Declare a row_type without the column. Or else: "
                 f"{slot.way_on}"
             )
+        self._check_partitions(now, slot, since)
         key = now.key if self.key is None else self.key
-        return Surroundings(now.system, now.table, now.timeline, now.publication, before, key)
+        return Surroundings(now.system, now.table, now.timeline, now.publication, before, key, now.partitions)
+
+    def _check_partitions(self, now: Surroundings, slot: ReplicationSlot, since: str) -> None:
+        """Checks that partitions were empty when they were attached: no change says that there are rows."""
+        known = now.partitions if self.partitions is None else self.partitions
+        for oid, mark in (now.partitions or {}).items():
+            if (known or {}).get(oid) != mark and (name := slot.attached_with_rows(oid)) is not None:
+                raise RestoreError(
+                    f"partition {name} was attached with rows after {since} were read, and no change says that they "
+                    f"are there. {slot.way_on}"
+                )

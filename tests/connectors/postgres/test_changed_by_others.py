@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -241,6 +242,46 @@ def test_a_partition_without_the_rows_before_changes_is_refused(database: Change
         take(source, enumerator)
     found, _ = start_anew(database, str(caught.value))
     assert found == ["+I 1 None"]
+
+
+_MAKE = "CREATE TABLE {}.b (LIKE {}.t); ALTER TABLE {}.b REPLICA IDENTITY FULL"
+_FILL = "INSERT INTO {}.b VALUES (5, 'x')"
+_ATTACH = "ALTER TABLE {}.t ATTACH PARTITION {}.b FOR VALUES FROM (5) TO (9)"
+_AGAIN = "ALTER TABLE {}.t ATTACH PARTITION {}.a FOR VALUES FROM (0) TO (5)"
+
+
+@pytest.mark.parametrize(
+    ("statements", "read"),
+    [
+        (["CREATE TABLE {}.b PARTITION OF {}.t FOR VALUES FROM (5) TO (9)"], []),
+        ([_MAKE, _ATTACH], []),
+        ([f"BEGIN; {_MAKE}; {_ATTACH}; INSERT INTO {{}}.t VALUES (5, 'x'); COMMIT"], ["+I 5 x"]),
+        ([_MAKE, _FILL, _ATTACH], None),
+        ([f"BEGIN; {_MAKE}; {_FILL}; {_ATTACH}; COMMIT"], None),
+        (["ALTER TABLE {}.t DETACH PARTITION {}.a", "INSERT INTO {}.a VALUES (2, 'x')", _AGAIN], None),
+    ],
+)
+def test_a_partition_that_is_attached_with_rows_is_refused(
+    database: Changes, statements: list[str], read: list[str] | None
+) -> None:
+    """No change says that they are there: they were never read."""
+    database.sql("CREATE TABLE {}.t (n bigint, s text) PARTITION BY RANGE (n)")
+    database.sql("CREATE TABLE {}.a PARTITION OF {}.t FOR VALUES FROM (0) TO (5)")
+    for name in ("t", "a"):
+        database.sql(f"ALTER TABLE {{}}.{name} REPLICA IDENTITY FULL")
+    source = database.source()
+    enumerator = started(source)
+    database.sql("INSERT INTO {}.t VALUES (1, 'a')")
+    assert take(source, enumerator) == ["+I 1 a"]
+    for statement in statements:
+        database.sql(statement)
+    database.sql("INSERT INTO {}.t VALUES (3, 'b')")
+    if read is not None:
+        assert take(source, enumerator) == [*read, "+I 3 b"]
+        return
+    for again in (enumerator, source.create_enumerator(json.loads(json.dumps(enumerator.snapshot_state())))):
+        with pytest.raises(RestoreError, match=r"partition .*\.[ab] was attached with rows after the changes of"):
+            take(source, again)
 
 
 def test_another_key_of_deleted_rows_is_refused(database: Changes) -> None:
