@@ -6,13 +6,22 @@ state. ``HEAD`` names these checkpoints, so the one write that completes a check
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
+from typing import TYPE_CHECKING, TypeAlias
+
+import msgspec
 
 from dagster_flinkpy.errors import ConfigurationError
 from dagster_flinkpy.json_records import ArrayRecord
 
-__all__ = ["PartitionEnd", "PartitionRetention"]
+if TYPE_CHECKING:
+    from dagster_flinkpy.checkpoint.metadata import CheckpointMetadata
+
+__all__ = ["PartitionEnd", "PartitionRetention", "is_end", "repeated_end", "repeated_entry"]
+
+Load: TypeAlias = "Callable[[int], CheckpointMetadata]"
+"""Reads a checkpoint of the job by its id."""
 
 
 class PartitionEnd(ArrayRecord, frozen=True):
@@ -74,3 +83,24 @@ class PartitionRetention:
             or end in recent
             or (self.every is not None and (end.ordinal + 1) % self.every == 0)
         )
+
+
+def repeated_end(ends: Iterable[PartitionEnd], metadata: CheckpointMetadata, load: Load) -> PartitionEnd | None:
+    """Returns the end state of a partition that a checkpoint or savepoint has, or None if it has another state."""
+    newest_first = sorted(ends, key=lambda end: end.checkpoint_id, reverse=True)
+    return next((end for end in newest_first if load(end.checkpoint_id).read_by == metadata.read_by), None)
+
+
+def repeated_entry(ends: Collection[PartitionEnd], metadata: CheckpointMetadata, load: Load) -> PartitionEnd | None:
+    """Returns the entry for a checkpoint that repeats the end state of a partition, if it does."""
+    if same := repeated_end(ends, metadata, load):
+        return msgspec.structs.replace(same, checkpoint_id=metadata.checkpoint_id)
+    if ends or metadata.end_of is None:
+        return None
+    # The first of a job that begins with the state of another one. Only runs know its place among the partitions.
+    return PartitionEnd(metadata.end_of, 0, metadata.checkpoint_id, None)
+
+
+def is_end(ends: Collection[PartitionEnd], latest: CheckpointMetadata, load: Load) -> bool:
+    """Returns whether the latest checkpoint is the end state of a partition. If not, the job has lost them."""
+    return latest.checkpoint_id in {end.checkpoint_id for end in ends} or repeated_end(ends, latest, load) is not None

@@ -24,8 +24,6 @@ from dataclasses import replace
 from datetime import timedelta
 from threading import Lock
 
-import msgspec
-
 from dagster_flinkpy.checkpoint.attempt import Attempt
 from dagster_flinkpy.checkpoint.checkpoint_entry import CheckpointEntry, EntryStatus
 from dagster_flinkpy.checkpoint.claims import named_by_others
@@ -35,7 +33,13 @@ from dagster_flinkpy.checkpoint.head import HEAD_KEY, Head, read_head
 from dagster_flinkpy.checkpoint.leadership import take_lead
 from dagster_flinkpy.checkpoint.metadata import METADATA_NAME, REPEATS, CheckpointMetadata, fetch_metadata
 from dagster_flinkpy.checkpoint.operator_states import EXCHANGE_FOLDER
-from dagster_flinkpy.checkpoint.partitions import PartitionEnd, PartitionRetention
+from dagster_flinkpy.checkpoint.partitions import (
+    PartitionEnd,
+    PartitionRetention,
+    is_end,
+    repeated_end,
+    repeated_entry,
+)
 from dagster_flinkpy.checkpoint.traces import (
     CHECKPOINT_FOLDER,
     SHARED_FOLDER,
@@ -385,7 +389,7 @@ class CompletedCheckpointStore:
             raise CheckpointError(f"checkpoint {checkpoint_id} is not newer than the latest, {previous.checkpoint_id}")
         ends = {end.partition: end for end in previous.partitions}
         if partition is None and REPEATS in metadata.properties:
-            partition = self._repeated(previous, metadata)
+            partition = repeated_entry(previous.partitions, metadata, self.load)
         if partition is not None:
             ends[partition.partition] = partition
         # The next partition starts from the newest end state, which after a rescale is not the latest checkpoint.
@@ -407,34 +411,15 @@ class CompletedCheckpointStore:
         attempt.unfinished = {i for i in attempt.unfinished if i > checkpoint_id}
         del attempt.written[checkpoint_id]
 
-    def _repeated(self, head: Head, metadata: CheckpointMetadata) -> PartitionEnd | None:
-        """Returns the entry for a checkpoint that repeats the end state of a partition, if it does."""
-        if same := self.repeated_end(head, metadata):
-            return msgspec.structs.replace(same, checkpoint_id=metadata.checkpoint_id)
-        if head.partitions or metadata.end_of is None:
-            return None
-        # The first of a job that begins with the state of another one. Only runs know its place among the partitions.
-        return PartitionEnd(metadata.end_of, 0, metadata.checkpoint_id, None)
-
-    def repeated_end(self, head: Head, metadata: CheckpointMetadata) -> PartitionEnd | None:
-        """Returns the end state of a partition that a checkpoint or savepoint has, or None if it has another state."""
-        newest_first = sorted(head.partitions, key=lambda end: end.checkpoint_id, reverse=True)
-        return next((end for end in newest_first if self.load(end.checkpoint_id).read_by == metadata.read_by), None)
-
-    def is_end(self, head: Head, latest: CheckpointMetadata) -> bool:
-        """Returns whether the latest checkpoint is the end state of a partition. If not, the job has lost them."""
-        ends = {end.checkpoint_id for end in head.partitions}
-        return latest.checkpoint_id in ends or self.repeated_end(head, latest) is not None
-
     def check_repeats_end(self, attempt: Attempt, metadata: CheckpointMetadata) -> None:
         """Checks that partitions would start from a checkpoint or savepoint if it were the latest one of the job.
 
         Raises:
             RestoreError: It is not the end state of a partition, but the job has partitions.
         """
-        head, latest = attempt.head, attempt.latest
-        has_partitions = head.partitions and (latest is None or self.is_end(head, latest))
-        if has_partitions and self.repeated_end(head, metadata) is None:
+        ends, latest = attempt.head.partitions, attempt.latest
+        has_partitions = ends and (latest is None or is_end(ends, latest, self.load))
+        if has_partitions and repeated_end(ends, metadata, self.load) is None:
             raise RestoreError(
                 f"{metadata.kind.value} {metadata.checkpoint_id} of job {metadata.job_id!r} is not the end state of a "
                 f"partition that {self.store.url} keeps, and its partitions start from these: the next one would not "

@@ -29,6 +29,7 @@ from dagster_flinkpy.checkpoint.metadata import (
     CheckpointMetadata,
 )
 from dagster_flinkpy.checkpoint.offline import refuse_beside_run, without_committables
+from dagster_flinkpy.checkpoint.partitions import is_end, repeated_end
 from dagster_flinkpy.checkpoint.savepoints.dispose import DISPOSAL_KEY
 from dagster_flinkpy.checkpoint.savepoints.savepoint import as_savepoint, files_location, load_savepoint
 from dagster_flinkpy.checkpoint.savepoints.stored_savepoints import savepoint_location
@@ -241,9 +242,16 @@ def _end_of(checkpoints: CompletedCheckpointStore, metadata: CheckpointMetadata)
         CheckpointError: The job has partitions, and it is the end state of none.
     """
     found, latest = read_head(checkpoints.store), checkpoints.latest()
-    if metadata.end_of is not None or found is None or latest is None or not checkpoints.is_end(found[0], latest):
+    if (
+        metadata.end_of is not None
+        or found is None
+        or latest is None
+        or not is_end(found[0].partitions, latest, checkpoints.load)
+    ):
         return metadata.end_of
-    if end := checkpoints.repeated_end(found[0], metadata):  # earlier releases do not say so in the metadata
+    if end := repeated_end(
+        found[0].partitions, metadata, checkpoints.load
+    ):  # earlier releases do not say so in the metadata
         return end.partition
     raise CheckpointError(
         f"{metadata.kind.value} {metadata.checkpoint_id} is not the end state of a partition, and "

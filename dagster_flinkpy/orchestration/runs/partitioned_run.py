@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from dagster import AssetKey, AssetSpec, TimeWindowPartitionsDefinition
 
-from dagster_flinkpy.checkpoint.partitions import PartitionEnd
+from dagster_flinkpy.checkpoint.partitions import PartitionEnd, is_end
 from dagster_flinkpy.datastream.checkpointing.state_recovery import RecoveryClaimMode
 from dagster_flinkpy.datastream.connectors.partitions import TimePartition
 from dagster_flinkpy.errors import ConfigurationError, FlinkPyError, RestoreError
@@ -170,7 +170,7 @@ def _start(
             f"to a checkpoint with {job.dagster_name}_reset, or set restore_from in the config of this run."
         )
     checkpoints = CompletedCheckpointStore(store)
-    if latest is not None and not checkpoints.is_end(attempt.head, latest):
+    if latest is not None and not is_end(attempt.head.partitions, latest, checkpoints.load):
         raise ConfigurationError(
             f"job {job.job_id!r} has been run without partitions, up to checkpoint {latest.checkpoint_id}, and "
             f"partition {first.key} would read again what those runs have read, and write its rows once more. Give the "

@@ -151,8 +151,7 @@ class JobAttempt(AttemptRuns):
             graph.require_uids()
         graph.regions()  # checks that blocking edges separate the program
         self._location = config.storage.child(config.job_id)
-        self._folders = tuple(folder for vertex in graph.vertices for folder in operator_folders(vertex.spec))
-        """URLs of the folders that the sources read and the sinks write."""
+        self._folders = tuple(url for v in graph.vertices for url in operator_folders(v.spec))  # read or written
         check_job(self._location, self._folders)
         check_own_rows(graph, config.job_id)
         self._program = graph = bind_blocking_edges(graph.split(), self._location.child(EXCHANGE_FOLDER))
@@ -178,10 +177,9 @@ class JobAttempt(AttemptRuns):
         )
         self._spark = SharedSession(config.spark, self._progress)
         self._exchange = self._create_exchange(graph)
-        self._keeper = self._create_lease_keeper()
+        self._keeper, self._mailbox = self._create_lease_keeper(), self._create_mailbox()
         self._watchdog = Watchdog(config.checkpointing.timeout)
         self._hooks = MasterHooks(config.checkpointing.master_hooks, self._watchdog)
-        self._mailbox = self._create_mailbox()
         self._reporter = JobReporter(
             config, lambda: self._deployed, self._mailbox, self._watchdog, _now, self._progress
         )
