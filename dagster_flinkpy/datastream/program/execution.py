@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -14,6 +15,7 @@ from dagster_flinkpy.common.exchange_options import ExchangeOptions
 from dagster_flinkpy.common.job_client import JobClient
 from dagster_flinkpy.common.job_execution_result import JobExecutionResult
 from dagster_flinkpy.common.metric_options import MetricReporterOptions
+from dagster_flinkpy.common.no_effect import no_effect
 from dagster_flinkpy.common.typeinfo import RowTypeInfo
 from dagster_flinkpy.datastream.checkpoint_config import CheckpointConfig
 from dagster_flinkpy.datastream.checkpointing.state_recovery import NonRestoredState
@@ -58,6 +60,13 @@ class ExecutionSettings:
     """Whether tasks run in this process instead of on Spark (option ``execution.local``)."""
     checkpointing: CheckpointConfig = field(default_factory=CheckpointConfig)
     """The other checkpoint settings of the program."""
+
+    def warn_of_no_effect(self) -> None:
+        """Warns of what is set, in the program or the environment of the process, and does nothing."""
+        if self.local and self.checkpointing.timeout != CheckpointConfig().timeout:
+            no_effect("set_checkpoint_timeout()", "nothing interrupts a program in this process (execution.local)")
+        if not self.local and os.environ.get("SPARK_REMOTE", "").startswith("sc://"):
+            no_effect("SPARK_REMOTE", "a script runs on this machine; in Dagster, SparkResource names a cluster")
 
 
 class ProgramExecutor(Protocol):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import os
 import re
 import sys
 import tempfile
@@ -16,8 +15,6 @@ from typing import TYPE_CHECKING, Any
 
 from dagster_flinkpy.common.clock import elapsed_millis
 from dagster_flinkpy.common.job_client import JobClient
-from dagster_flinkpy.common.no_effect import no_effect
-from dagster_flinkpy.datastream.checkpoint_config import CheckpointConfig
 from dagster_flinkpy.datastream.program.execution import ExecutionSettings, JobExecutionResult
 from dagster_flinkpy.datastream.program.job_graph import JobGraph
 from dagster_flinkpy.spark.sessions import start_server
@@ -89,7 +86,7 @@ class LocalExecutor:
     def _run(
         self, graph: JobGraph, settings: ExecutionSettings, background: BackgroundJob | None
     ) -> Iterator[tuple[JobAttempt, CompletedEpoch]]:
-        _warn_of_no_effect(settings)
+        settings.warn_of_no_effect()
         if not settings.local:
             start_server()
         # Java starts while this process imports the job loop.
@@ -145,13 +142,6 @@ class LocalExecutor:
                 if not attempt.finished:
                     for epoch in attempt.run_epochs(continuous=True):
                         yield attempt, epoch
-
-
-def _warn_of_no_effect(settings: ExecutionSettings) -> None:
-    if settings.local and settings.checkpointing.timeout != CheckpointConfig().timeout:
-        no_effect("set_checkpoint_timeout()", "nothing interrupts a program in this process (execution.local)")
-    if not settings.local and os.environ.get("SPARK_REMOTE", "").startswith("sc://"):
-        no_effect("SPARK_REMOTE", "a script runs on this machine; in Dagster, SparkResource names a cluster")
 
 
 def _why_there_is_nothing_to_do(attempt: JobAttempt) -> str:
