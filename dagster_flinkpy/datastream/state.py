@@ -250,7 +250,10 @@ class OperatorStateStore(ABC):
 
     @abstractmethod
     def get_union_list_state(self, state_descriptor: ListStateDescriptor) -> ListState[Any]:
-        """Returns a list. At the start of each epoch, every subtask restores it with the elements of all subtasks."""
+        """Returns a list. A restore, or the start of an epoch in Spark jobs, gives every subtask the elements of all.
+
+        So replace it with ``update()`` in each snapshot: what is only added to comes back from each subtask.
+        """
 
 
 class StateDescriptor:
