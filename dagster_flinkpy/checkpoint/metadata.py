@@ -203,6 +203,11 @@ class CheckpointMetadata(JsonRecord, omit_defaults=True):
         own = [number for number, (job, _) in enumerate(line) if job == job_id]
         return line[own[-1] + 1 :] if own else line
 
+    def last_of(self, job_id: str) -> int:
+        """Returns the last checkpoint of a job whose state it has: its own, or an ancestor's; 0 if there is none."""
+        line = ((self.job_id, self.checkpoint_id), *self.ancestors)
+        return next((number for job, number in line if job == job_id), 0)
+
     def files(self) -> set[str]:
         """Returns the paths of the state files, relative to the prefix of the job (or of the savepoint)."""
         return {path for operator in self.operators for path in operator.files()}

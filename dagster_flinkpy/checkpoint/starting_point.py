@@ -10,6 +10,7 @@ from typing import Any
 
 from dagster_flinkpy.checkpoint.attempt import Attempt
 from dagster_flinkpy.checkpoint.evolution import evolution_since, refuse_other_windows
+from dagster_flinkpy.checkpoint.forks.fork_sinks import refuse_copy
 from dagster_flinkpy.checkpoint.kept_parallelism import PARALLELISM, settle_parallelism
 from dagster_flinkpy.checkpoint.metadata import (
     COMMITS,
@@ -73,12 +74,16 @@ class Restore:
     def __post_init__(self) -> None:
         self._restored_by: tuple[str, ...] = ()
 
-    def settle(self, attempt: Attempt) -> None:
+    def settle(self, attempt: Attempt, job: StorageLocation, graph: JobGraph) -> None:
         """Settles what an attempt that leads starts from.
 
         It continues from the latest checkpoint if an earlier try of the run has started anew and completed one. Other
         runs may have continued since, or have restored something else.
+
+        Raises:
+            ConfigurationError: The job's folder is a copy of another job's, and both would write to the same place.
         """
+        refuse_copy(attempt.latest, job, graph, self.progress)
         if self.choose is not None:
             self.path = self.choose(attempt)
             self.start_empty = self.path is None
@@ -185,8 +190,7 @@ class Restore:
         files = found.files.open()
         savepoint = import_savepoint(location.open(), store.store, f"{attempt.token}-0", files=files)
         attempt.start_after(savepoint.checkpoint_id)
-        if savepoint.job_id == job.name:  # the sinks know the checkpoints of no other job
-            self._tell_of_rows_since(savepoint.checkpoint_id)
+        self._tell_of_rows_since(savepoint.last_of(job.name))  # the sinks know the checkpoints of no other job
         self.claimed = location if self.claim_mode is RecoveryClaimMode.CLAIM else None
         return savepoint
 

@@ -192,25 +192,26 @@ def restore(
             "--parallelism, --allow-non-restored-state, --allow-non-restored-uid and --claim-mode need --program"
         )
     else:
-        since = _rows_since(job, savepoint)
+        since = _checkpoint_to_go_back_to(job, savepoint)
         checkpoint_id = restore_savepoint(
             job, savepoint, owner=owner_of(what), now_ms=current_millis(), allow_pickled_state=allow_pickled_state
         )
         if since is not None:
+            after = f" since checkpoint {since}" if since else ""
             click.echo(
-                f"what sinks have committed since checkpoint {since} stays, and is written again beside it when its "
+                f"what sinks have committed{after} stays, and is written again beside it when its "
                 "input is read again, unless they replace rows: delete it before the job goes on",
                 err=True,
             )
     click.echo(f"{directory} continues from {path}, now its checkpoint {checkpoint_id}")
 
 
-def _rows_since(job: StorageLocation, savepoint: StorageLocation) -> int | None:
-    """Returns the checkpoint of a savepoint if the job has completed later ones, whose rows its sinks have."""
+def _checkpoint_to_go_back_to(job: StorageLocation, savepoint: StorageLocation) -> int | None:
+    """Returns the last checkpoint of the job that a savepoint knows of, 0 if none; None if no later one has rows."""
     with suppress(FlinkPyError):  # the restore says so, or mends it
         latest, kept = CompletedCheckpointStore(job.open()).latest(), load_savepoint(savepoint.open())
-        if latest is not None and latest.job_id == kept.job_id and latest.checkpoint_id > kept.checkpoint_id:
-            return kept.checkpoint_id
+        if latest is not None and latest.checkpoint_id > (since := kept.last_of(job.name)):
+            return since
     return None
 
 

@@ -1,11 +1,12 @@
-"""Checks that a fork does not write where the job that it was forked from does."""
+"""Checks that a fork, or a copy, does not write where the job that it was made from does."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 
 from dagster_flinkpy.checkpoint.forks.job_disposal import split_origin
 from dagster_flinkpy.checkpoint.locations.savepoint_target import overlap
+from dagster_flinkpy.checkpoint.metadata import CheckpointMetadata
 from dagster_flinkpy.checkpoint.operator_program import OperatorProgram, operator_program
 from dagster_flinkpy.checkpoint.store import CompletedCheckpointStore
 from dagster_flinkpy.datastream.operator_specs import BlockingEdgeSinkSpec, SinkSpec
@@ -14,7 +15,7 @@ from dagster_flinkpy.errors import ConfigurationError
 from dagster_flinkpy.storage import StorageLocation
 from dagster_flinkpy.storage.origins import origins_of
 
-__all__ = ["refuse_sinks_of", "refuse_sinks_of_origins"]
+__all__ = ["refuse_copy", "refuse_sinks_of", "refuse_sinks_of_origins"]
 
 _SINK = SinkSpec.kind
 
@@ -35,13 +36,39 @@ def refuse_sinks_of_origins(job: StorageLocation, graph: JobGraph) -> None:
         refuse_sinks_of(owner, job, graph)
 
 
-def refuse_sinks_of(owner: str, job: StorageLocation, graph: JobGraph) -> None:
+def refuse_copy(
+    latest: CheckpointMetadata | None, job: StorageLocation, graph: JobGraph, progress: Callable[[str], None]
+) -> None:
+    """Checks that a job whose folder was copied from another one's does not write where that job does.
+
+    If that job is not beside it, the folder may have been renamed, or copied from elsewhere: a message says so.
+
+    Args:
+        latest: The latest checkpoint of the job. All that a job completes is its own, however it began.
+        job: The prefix of the job.
+        graph: Its program.
+        progress: Takes one-line messages.
+
+    Raises:
+        ConfigurationError: A sink writes, or may write, where that job does; the message names it.
+    """
+    if latest is None or latest.job_id == job.name:
+        return
+    refuse_sinks_of(latest.job_id, job, graph, relation="copy")
+    progress(
+        f"warning: checkpoint {latest.checkpoint_id} was completed by job {latest.job_id!r}, so the folder of job "
+        f"{job.name!r} is a copy of that job's. If that job runs anywhere, both write the same rows"
+    )
+
+
+def refuse_sinks_of(owner: str, job: StorageLocation, graph: JobGraph, *, relation: str = "fork") -> None:
     """Checks that the sinks of a fork write to other tables, topics and folders than one other job.
 
     Args:
         owner: Id of the job whose tables they must not touch. Its prefix is beside that of the fork.
         job: The prefix of the fork. There need not be anything in it yet.
         graph: The program of the fork.
+        relation: What the message calls the fork.
 
     Raises:
         ConfigurationError: A sink writes, or may write, where the job does; the message names it.
@@ -57,8 +84,8 @@ def refuse_sinks_of(owner: str, job: StorageLocation, graph: JobGraph) -> None:
             where = program.writes_to or ", ".join(program.folders) or "the same place"
             raise ConfigurationError(
                 f"sink {uid!r} writes to {where}, as sink {same!r} of job {owner!r} does, of which job {job.name!r} is "
-                "a fork. Both would write the same rows. Give the sink of the fork another folder, schema, table, "
-                f"branch or topic; or dispose of job {owner!r} if the fork replaces it"
+                f"a {relation}. Both would write the same rows. Give the sink of the {relation} another folder, "
+                f"schema, table, branch or topic; or dispose of job {owner!r} if the {relation} replaces it"
             )
 
 

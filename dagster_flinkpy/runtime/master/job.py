@@ -241,7 +241,7 @@ class JobAttempt(AttemptRuns):
         latest = self._attempt.latest
         if self._attempt.left_behind:
             self._progress(f"starting over and leaving behind: {self._attempt.left_behind}")
-        self._restore.settle(self._attempt)
+        self._restore.settle(self._attempt, self._location, self.graph)
         session = JobSession(self._spark)
         ancestors = self._watchdog.run("reading what is restored", self._restore.ancestors, self._location, latest)
         committers = Committers(self.graph, self.config.job_id, self.token, self._watchdog, session, ancestors)

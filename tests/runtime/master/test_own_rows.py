@@ -140,6 +140,68 @@ def test_a_folder_that_is_older_than_the_rows_is_refused(sink: Any, tmp_path: Pa
     assert ids() == [1, 2, 2, 3, 3, 4]
 
 
+@pytest.mark.parametrize("options", [{}, {"start_empty": True}, {"restore_from": "chk-1"}], ids=str)
+def test_a_copy_of_a_job_does_not_write_beside_it(options: dict[str, Any], tmp_path: Path) -> None:
+    (tmp_path / "rows").mkdir()
+    said: list[str] = []
+
+    def run(job_id: str, number: int, table: str, **options: Any) -> None:
+        pq.write_table(pa.table({"id": [number]}), tmp_path / "rows" / f"{number}.parquet")
+        program = graph(parquet(str(tmp_path / "rows"), bounded=False), ParquetSink(str(tmp_path / table)))
+        with HarnessAttempt(program, tmp_path / "jobs", job_id=job_id, on_progress=said.append, **options) as attempt:
+            attempt.run_epoch()
+
+    def ids(table: str) -> list[int]:
+        return sorted(pq.read_table(tmp_path / table)["id"].to_pylist())
+
+    run("one", 1, "table")
+    shutil.copytree(tmp_path / "jobs" / "one", tmp_path / "jobs" / "two")
+    run("one", 2, "table")
+    with pytest.raises(ConfigurationError, match="as sink 'table' of job 'one' does, of which job 'two' is a copy"):
+        run("two", 3, "table", **options)
+    assert ids("table") == [1, 2]
+    assert not any("is a copy" in line for line in said)
+    run("two", 3, "other", **options)
+    assert [line for line in said if "so the folder of job 'two' is a copy of that job's" in line]
+    said.clear()
+    run("two", 4, "other")
+    assert not any("is a copy" in line for line in said), "it has checkpoints of its own now"
+
+
+def test_who_restores_the_savepoint_of_another_job_is_told_of_the_rows_that_stay(tmp_path: Path) -> None:
+    (tmp_path / "rows").mkdir()
+    pq.write_table(pa.table({"id": [1]}), tmp_path / "rows" / "1.parquet")
+    said: list[str] = []
+
+    def attempt(job_id: str, **options: Any) -> HarnessAttempt:
+        program = graph(parquet(str(tmp_path / "rows"), bounded=False), ParquetSink(str(tmp_path / f"of_{job_id}")))
+        return HarnessAttempt(program, tmp_path / "jobs", job_id=job_id, on_progress=said.append, **options)
+
+    with attempt("one") as one:
+        one.run_epoch()
+        savepoint = one.savepoint()
+    with attempt("two") as two:
+        two.run_epoch()
+    assert not [line for line in said if "those stay" in line]
+    with attempt("two", restore_from=savepoint):
+        pass
+    assert [line for line in said if "sink 'table' has rows up to checkpoint 1: those stay" in line]
+
+
+def test_a_job_whose_folder_was_renamed_goes_on(tmp_path: Path) -> None:
+    (tmp_path / "rows").mkdir()
+    said: list[str] = []
+    for number, job_id in enumerate(["one", "two", "two"]):
+        pq.write_table(pa.table({"id": [number]}), tmp_path / "rows" / f"{number}.parquet")
+        program = graph(parquet(str(tmp_path / "rows"), bounded=False), ParquetSink(str(tmp_path / "table")))
+        with HarnessAttempt(program, tmp_path / "jobs", job_id=job_id, on_progress=said.append) as attempt:
+            attempt.run_epoch()
+        if job_id == "one":
+            (tmp_path / "jobs" / "one").rename(tmp_path / "jobs" / "two")
+    assert sorted(pq.read_table(tmp_path / "table")["id"].to_pylist()) == [0, 1, 2]
+    assert len([line for line in said if "was completed by job 'one'" in line]) == 1
+
+
 def test_a_job_begins_anew_in_another_folder_with_greater_ids(tmp_path: Path) -> None:
     (tmp_path / "rows").mkdir()
     pq.write_table(pa.table({"id": [1]}), tmp_path / "rows" / "1.parquet")
