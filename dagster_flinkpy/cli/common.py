@@ -8,6 +8,7 @@ from collections.abc import Callable
 
 import click
 
+from dagster_flinkpy.checkpoint.metadata import METADATA_NAME
 from dagster_flinkpy.datastream.checkpointing.savepoint_format_type import SavepointFormatType
 from dagster_flinkpy.storage import StorageLocation
 
@@ -92,8 +93,8 @@ def json_option(what: str) -> Callable[[Callable[..., None]], Callable[..., None
 
 
 def location_of(path: str, endpoint_url: str | None) -> StorageLocation:
-    """Returns the folder that an argument names."""
-    return StorageLocation(path.rstrip("/"), endpoint_url)
+    """Returns the folder that an argument names; the ``_metadata`` in it stands for the folder."""
+    return StorageLocation(path.rstrip("/").removesuffix(f"/{METADATA_NAME}"), endpoint_url)
 
 
 def owner_of(command: str) -> str:

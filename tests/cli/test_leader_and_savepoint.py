@@ -175,6 +175,25 @@ def test_who_goes_back_is_told_of_the_rows_that_stay(job: Path) -> None:
     assert said.exit_code == 0 and said.stderr.startswith(f"what sinks have committed since checkpoint {number} stays")
 
 
+def test_who_restores_the_savepoint_of_another_job_is_told_of_the_rows_that_stay(job: Path, tmp_path: Path) -> None:
+    with HarnessAttempt(counted(), tmp_path, job_id="other") as attempt:
+        attempt.run_epoch()
+    savepoint = printed("savepoint", "trigger", tmp_path / "other", "--target", tmp_path / "savepoints").strip()
+    said = CliRunner().invoke(main, ["savepoint", "restore", savepoint, str(tmp_path / "new")])
+    assert said.exit_code == 0 and said.stderr == "", "it has no rows"
+    said = CliRunner().invoke(main, ["savepoint", "restore", savepoint, str(job)])
+    assert said.exit_code == 0 and said.stderr.startswith("what sinks have committed stays, and is written again")
+
+
+def test_the_metadata_of_a_savepoint_stands_for_it(job: Path, tmp_path: Path) -> None:
+    savepoint = printed("savepoint", "trigger", job).strip()
+    for command in ("describe", "verify"):
+        printed("savepoint", command, f"{savepoint}/_metadata")
+    assert "now its checkpoint" in printed("savepoint", "restore", f"{savepoint}/_metadata", tmp_path / "other")
+    printed("savepoint", "dispose", f"{savepoint}/_metadata")
+    assert "is not a savepoint" in error_of("savepoint", "dispose", savepoint)
+
+
 def test_stop(job: Path) -> None:
     savepoint = printed("savepoint", "stop", job).strip()
     assert counts(job.parent) == []
