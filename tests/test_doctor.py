@@ -69,6 +69,14 @@ def test_a_store_that_does_not_fence(tmp_path: Path, monkeypatch: pytest.MonkeyP
 
 
 @pytest.mark.usefixtures("without_spark")
+def test_a_folder_that_was_not_there(tmp_path: Path) -> None:
+    misspelt = StorageLocation(str(tmp_path / "chekpoints"))
+    first, second = found(misspelt)["store"], found(misspelt)["store"]
+    assert (first.verdict, second.verdict) == (Verdict.WARNING, Verdict.FINE)
+    assert "there was no such folder, and now there is" in first.detail
+
+
+@pytest.mark.usefixtures("without_spark")
 def test_dagster_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("DAGSTER_HOME", raising=False)
     assert "is not set" in found()["Dagster"].detail

@@ -31,7 +31,10 @@ def transactions() -> None:
 @endpoint_url_option
 def list_transactions(directory: str, endpoint_url: str | None, as_json: bool) -> None:
     """List the transactions under DIR that have begun and have not ended."""
-    found = _found(StorageLocation(directory, endpoint_url))
+    location = StorageLocation(directory, endpoint_url)
+    if not location.open().root_exists():
+        raise click.ClickException(f"there is no folder {directory}; give the url of the TwoPhaseCommitSinkResource")
+    found = _found(location)
     if as_json:
         click.echo(json.dumps([_facts(*each) for each in found], indent=2))
         return

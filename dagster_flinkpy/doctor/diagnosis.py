@@ -126,6 +126,7 @@ def _disk() -> Finding:
 
 def _store(storage: StorageLocation) -> Finding:
     store = storage.open()
+    exists = store.root_exists()
     store.probe()
     key = ".probe/clock"
     before = time.time()
@@ -141,6 +142,9 @@ def _store(storage: StorageLocation) -> Finding:
     if skew > _SKEW_SECONDS:
         advice = "The clocks differ. That is safe, but reported ages and lags are wrong by this much: set up NTP."
         return Finding("store", Verdict.WARNING, f"{detail}; its clock is {skew:.0f} s off", advice)
+    if not exists:
+        advice = "If it is to be another folder, delete this one, and check that one."
+        return Finding("store", Verdict.WARNING, f"{detail}; there was no such folder, and now there is", advice)
     return Finding("store", Verdict.FINE, detail)
 
 

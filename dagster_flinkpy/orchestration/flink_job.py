@@ -129,7 +129,7 @@ def job_of(program: Environment | FlinkJob, name: str) -> FlinkJob:
         ConfigurationError: The name cannot be used for a folder and an asset key.
         JobGraphError: The program is not valid, or a stateful operator has no uid.
     """
-    return program if isinstance(program, FlinkJob) else flink_job(program, name)
+    return program if isinstance(program, FlinkJob) else flink_job(program, name, in_dagster=False)
 
 
 def _continuous(graph: JobGraph) -> JobGraph:
@@ -146,8 +146,13 @@ def dagster_name(job_id: str) -> str:
     return re.sub(r"\W", "_", job_id, flags=re.ASCII)
 
 
-def flink_job(env: Environment, name: str) -> FlinkJob:
+def flink_job(env: Environment, name: str, *, in_dagster: bool = True) -> FlinkJob:
     """Returns the job of a program, with all of its regions.
+
+    Args:
+        env: The program.
+        name: Id of the job.
+        in_dagster: Whether to warn of settings that have no effect in Dagster. Commands are told what they would set.
 
     Raises:
         ConfigurationError: The name cannot be used for a folder and an asset key.
@@ -162,7 +167,8 @@ def flink_job(env: Environment, name: str) -> FlinkJob:
         warnings.simplefilter("ignore", MissingUidWarning)  # the error names the same operators
         graph = env.get_job_graph()
     graph.require_uids()
-    env.warn_of_script_settings()
+    if in_dagster:
+        env.warn_of_script_settings()
     graph.regions()  # checks that blocking edges separate the program
     warn_of_stalls(_continuous(graph), stacklevel=3)
     latency = timedelta(milliseconds=env.get_config().get_latency_tracking_interval())

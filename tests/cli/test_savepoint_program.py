@@ -18,6 +18,7 @@ from dagster_flinkpy.checkpoint.metadata import CheckpointMetadata
 from dagster_flinkpy.checkpoint.store import CompletedCheckpointStore
 from dagster_flinkpy.cli import main
 from dagster_flinkpy.datastream import StreamExecutionEnvironment
+from dagster_flinkpy.errors import NoEffectWarning
 from dagster_flinkpy.orchestration.program import load_program, program_attempt
 from dagster_flinkpy.orchestration.resources import SparkResource
 from dagster_flinkpy.runtime.epoch import EpochJob
@@ -59,6 +60,12 @@ def renamed():
 def bare():
     env = environment(1)
     events(env, RECORDS).key_by("key").count().name("bare")
+    return env
+
+
+def script():
+    env = build()
+    env.get_checkpoint_config().set_checkpoint_storage_dir(HERE.as_uri())
     return env
 
 
@@ -137,6 +144,13 @@ def test_a_plan_of_the_same_program(job: Path, program: str) -> None:
     assert "unchanged" in said and "kept" in said
     assert "changed:" not in said
     assert {path: path.read_bytes() for path in job.rglob("*") if path.is_file()} == before
+
+
+def test_a_plan_does_not_warn_of_what_dagster_would_not_follow(job: Path, program: str) -> None:
+    """The program may be a script, which says where its checkpoints are."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", NoEffectWarning)
+        assert "unchanged" in printed("savepoint", "plan", job, "--program", f"{program}:script")
 
 
 def test_a_function_that_needs_arguments_builds_no_program(job: Path, program: str) -> None:

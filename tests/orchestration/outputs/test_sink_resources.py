@@ -354,6 +354,10 @@ def test_the_command_lists_and_aborts(files: Deployment) -> None:
         return CliRunner().invoke(main, ["transactions", *arguments])
 
     assert f"no open transactions in {files.url}" in run("list", files.url).output
+    for options in ([], ["--json"]):
+        misspelt = run("list", f"{files.url}s", *options)
+        assert misspelt.exit_code == 1
+        assert "there is no folder" in misspelt.output
     files.target.stage({"x": [1], "y": [2]}, "shop/a")
     files.target.stage({None: [1]}, "b")
     shown = run("list", files.url).output
