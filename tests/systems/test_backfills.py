@@ -66,6 +66,7 @@ from dagster_flinkpy.orchestration import (
     flink_assets,
 )
 from dagster_flinkpy.orchestration.flink_job import JOB_TAG, flink_job
+from dagster_flinkpy.orchestration.runs import partitioned_run
 from dagster_flinkpy.orchestration.runs.backfill_runs import continues_backfill
 from dagster_flinkpy.orchestration.runs.partition_start import time_partition
 from dagster_flinkpy.orchestration.runs.runs_of_job import works_on
@@ -412,6 +413,23 @@ def test_a_backfill_starts_from_a_savepoint_at_another_parallelism(daemon: Daemo
     assert daemon.parallelism() == 3
     assert daemon.backfill(KEYS[3:5], start_empty=True).status == BulkActionStatus.COMPLETED_SUCCESS
     assert {key: daemon.table()[key] for key in KEYS[3:5]} == straight_run(KEYS[3:5])
+
+
+def test_the_config_is_not_for_a_later_run_when_the_record_of_the_first_is_deleted(
+    daemon: Daemon, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    daemon.deploy(EACH)
+    daemon.backfill(KEYS[:1])
+
+    def deleting(instance: DagsterInstance, run: DagsterRun, *arguments: Any, **options: Any) -> bool:
+        for other in instance.get_runs():
+            if other.is_finished and other.tags.get(BACKFILL_ID_TAG) == run.tags[BACKFILL_ID_TAG]:
+                instance.delete_run(other.run_id)
+        return continues_backfill(instance, run, *arguments, **options)
+
+    monkeypatch.setattr(partitioned_run, "continues_backfill", deleting)
+    daemon.backfill(KEYS[2:5], ["table"], start_empty=True)  # Dagster starts all of its runs at once
+    assert daemon.table() == {**straight_run(KEYS[:1]), **straight_run(KEYS[2:5])}
 
 
 @pytest.mark.parametrize("policy", [SINGLE, EACH], ids=["single", "each"])

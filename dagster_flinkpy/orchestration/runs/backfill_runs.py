@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Sequence
 
 from dagster import (
+    AssetKey,
     AssetSpec,
     DagsterInstance,
     DagsterRun,
@@ -125,8 +126,10 @@ def continues_backfill(
     if earlier:
         return True  # after a gap; its own config would leave out what is in it
     # One that was to read this partition, too, began with the config, and has ended amid its partitions.
-    began = [time_partition(partitions_def, _range_of(other)[0]) for other in ours]
-    return any(each.ordinal < first.ordinal for each in began)
+    began = [_range_of(other)[0] for other in ours]
+    # What the backfill was asked for tells of runs whose records were deleted.
+    asked = _partitions_of(instance, backfill, keys)
+    return any(time_partition(partitions_def, key).ordinal < first.ordinal for key in (*began, *asked))
 
 
 def _backfill_of(instance: DagsterInstance, run: DagsterRun) -> str | None:
@@ -153,6 +156,15 @@ def _runs_of(instance: DagsterInstance, backfill: str) -> list[RunRecord]:
     if found:
         found |= tagged(ROOT_RUN_ID_TAG, [*found]) | tagged(FIRST_TRY_TAG, [*found])
     return sorted(found.values(), key=lambda record: record.storage_id, reverse=True)
+
+
+def _partitions_of(instance: DagsterInstance, backfill: str, keys: Sequence[AssetKey]) -> set[str]:
+    """Returns the partitions that a backfill was asked for, of any of these assets; none if Dagster has deleted it."""
+    found = instance.get_backfill(backfill)
+    if found is None or found.asset_backfill_data is None:
+        return set()
+    subsets = found.asset_backfill_data.target_subset.partitions_subsets_by_asset_key
+    return {each for key in keys if key in subsets for each in subsets[key].get_partition_keys()}
 
 
 def _refuse_dead(instance: DagsterInstance, job: FlinkJob, ahead: DagsterRun, silent: float, order: str) -> None:
