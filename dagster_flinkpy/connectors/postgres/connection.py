@@ -30,7 +30,7 @@ def connect(conninfo: str, name: str) -> psycopg.Connection[Any]:
         return psycopg.connect(whole, autocommit=True)
     except psycopg.OperationalError as error:
         advice = _PEER if "Peer authentication" in str(error) else _ADVICE
-        raise psycopg.OperationalError(f"{str(error).strip()}. {advice}") from error
+        raise psycopg.OperationalError(f"{str(error).strip().rstrip('.?')}. {advice}") from error
 
 
 def end_of_timeline(conninfo: str, timeline: int, current: int) -> int | None:

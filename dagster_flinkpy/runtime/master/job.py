@@ -205,6 +205,10 @@ class JobAttempt(AttemptRuns):
             raise
         try:
             self._keeper.keep(self._store, self._attempt)
+            former = self._attempt.former
+            if former is not None and former.alive(_now()):
+                still = "which may still be running but can no longer complete a checkpoint"
+                self._progress(f"took over from {former.owner!r}, {still}")
             self._begin()
         except BaseException:
             self._end()
@@ -233,11 +237,6 @@ class JobAttempt(AttemptRuns):
         )
 
     def _begin(self) -> None:
-        former = self._attempt.former
-        if former is not None and former.alive(_now()) and former.token not in self._reporter.tokens:
-            self._progress(
-                f"took over from {former.owner!r}, which may still be running but can no longer complete a checkpoint"
-            )
         latest = self._attempt.latest
         if self._attempt.left_behind:
             self._progress(f"starting over and leaving behind: {self._attempt.left_behind}")

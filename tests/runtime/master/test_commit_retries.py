@@ -61,7 +61,7 @@ def requests(*committables: Any, checkpoint_id: int = 1) -> list[CommitRequest]:
 
 
 def later(request: CommitRequest) -> None:
-    request.retry_later(StorageError("503 Slow Down"))
+    request.retry_later(StorageError("503 Slow Down."))
 
 
 def lost(request: CommitRequest) -> None:
@@ -91,7 +91,10 @@ def test_an_updated_committable_is_the_one_that_is_tried_again() -> None:
 
 def test_after_ten_retries_the_job_fails_and_says_why() -> None:
     committer, waited = Scripted(a=[later] * 99), list[float]()
-    with pytest.raises(SinkCommitError, match=r"sink 's' .*checkpoint 7 \(subtask 0\) after 11 tries: 503 .*run again"):
+    with pytest.raises(
+        SinkCommitError,
+        match=r"sink 's' .*checkpoint 7 \(subtask 0\) after 11 tries: 503 Slow Down\. The checkpoint .*run again",
+    ):
         commit_requests(committer, requests("a", checkpoint_id=7), "s", wait=waited.append)
     assert len(committer.calls) == 1 + MAX_RETRIES
     assert waited == [0.1, 0.2, 0.4, 0.8, 1.6, 3.2, 6.4, 10.0, 10.0, 10.0]

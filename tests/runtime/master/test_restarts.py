@@ -497,6 +497,26 @@ def test_a_checkpoint_that_could_not_be_committed_is_committed_and_reported(
     assert sink.rows() == expected(tmp_path)
 
 
+def test_a_run_whose_restarts_fail_does_not_say_that_it_took_over_from_itself(tmp_path: Path) -> None:
+    graph, sink = program(tmp_path)
+    lines: list[str] = []
+
+    class Unlucky(Watched):
+        failures = 3
+
+        def _commit(self, metadata: Any) -> int:
+            if self.failures:
+                self.failures -= 1
+                raise StorageError("a hiccup")
+            return super()._commit(metadata)
+
+    with Unlucky(graph, tmp_path, **restarting(), on_progress=lines.append) as attempt:
+        list(attempt.run_epochs())
+    assert attempt.token == 4, "the commit failed once, and twice when the job restarted"
+    assert [line for line in lines if "took over" in line] == []
+    assert sink.rows() == expected(tmp_path)
+
+
 def test_an_epoch_is_not_read_twice_if_its_commit_fails(tmp_path: Path) -> None:
     graph, _ = program(tmp_path)
 

@@ -98,7 +98,7 @@ def _error(sink: str, request: CommitRequest) -> SinkCommitError:
     kind = CommittableLostError if lost else SinkCommitError
     where = f"sink {sink!r} cannot commit its output of checkpoint {request.checkpoint_id} (subtask {request.subtask})"
     tries = f" after {request.number_of_retries + 1} tries" if request.state is CommitRequestState.RETRY else ""
-    why = "" if request.error is None else f": {request.error or type(request.error).__name__}"
+    why = "" if request.error is None else f": {str(request.error).rstrip('.') or type(request.error).__name__}"
     advice = (
         f". Restore a savepoint or an older checkpoint to write the rows again, or 'chk-{request.checkpoint_id}' to "
         "continue without them."
