@@ -102,9 +102,9 @@ class CompletedCheckpointStore:
                 return self._latest(found[0])
             except CorruptMetadataError:
                 now = read_head(self.store)
-                if now is None or now[1] == found[1]:
+                if now is not None and now[1] == found[1]:
                     raise
-                found = now  # it was subsumed between the two requests
+                found = now  # it was subsumed, or the job disposed of, between the two requests
         return None
 
     def retained(self) -> tuple[int, ...]:

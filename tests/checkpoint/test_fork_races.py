@@ -19,7 +19,7 @@ from dagster_flinkpy.checkpoint.savepoints.dispose import dispose_savepoint
 from dagster_flinkpy.checkpoint.savepoints.savepoint import load_savepoint
 from dagster_flinkpy.checkpoint.store import CompletedCheckpointStore
 from dagster_flinkpy.checkpoint.sweep import sweep
-from dagster_flinkpy.errors import CheckpointError, FencedError, HeadLostError, RestoreError
+from dagster_flinkpy.errors import CheckpointError, CorruptMetadataError, FencedError, HeadLostError, RestoreError
 from dagster_flinkpy.storage import StorageLocation
 from dagster_flinkpy.storage.local import LocalObjectStore
 from tests.checkpoint.interruptions import Died, at_request, dies
@@ -113,6 +113,14 @@ def test_what_a_dead_fork_has_left_is_swept(tmp_path: Path, at: int) -> None:
         fork_job(job.location, "fork", now_ms=1_000_000)
     job.go_on()
     job.check(forked=False)
+
+
+def test_a_job_whose_metadata_is_gone_is_not_forked(tmp_path: Path) -> None:
+    job = Original(tmp_path)
+    job.objects.delete("chk-2/_metadata")
+    with pytest.raises(CorruptMetadataError, match="checkpoints list"):
+        fork_job(job.location, "fork", now_ms=1_000_000)
+    assert CompletedCheckpointStore(job.fork.open()).latest() is None
 
 
 def test_a_savepoint_keeps_what_a_fork_names_when_head_of_its_job_is_lost(tmp_path: Path) -> None:

@@ -39,6 +39,7 @@ from dagster_flinkpy.common.clock import current_millis, datetime_of_millis
 from dagster_flinkpy.errors import (
     CheckpointError,
     ConfigurationError,
+    CorruptMetadataError,
     CorruptStateError,
     FlinkPyError,
     ObjectNotFoundError,
@@ -201,8 +202,10 @@ def _source(job: StorageLocation, at: str | None) -> _Source:
         raise CheckpointError(f"{job.url} cannot be forked at {at or 'its latest checkpoint'}: it keeps {names}")
     try:
         metadata = checkpoints.load(checkpoint_id)
-    except ObjectNotFoundError:
-        return _source(job, at)  # it was subsumed just now, and HEAD says so
+    except ObjectNotFoundError as error:
+        if head_of_job(checkpoints.store) == head:
+            raise _missing(checkpoints, error) from error
+        return _source(job, at)  # it was subsumed just now
 
     def is_kept() -> bool:
         now = read_head(checkpoints.store)
@@ -241,23 +244,33 @@ def _end_of(checkpoints: CompletedCheckpointStore, metadata: CheckpointMetadata)
     Raises:
         CheckpointError: The job has partitions, and it is the end state of none.
     """
-    found, latest = read_head(checkpoints.store), checkpoints.latest()
-    if (
-        metadata.end_of is not None
-        or found is None
-        or latest is None
-        or not is_end(found[0].partitions, latest, checkpoints.load)
-    ):
+    found = read_head(checkpoints.store)
+    if metadata.end_of is not None or found is None or not found[0].partitions:
         return metadata.end_of
-    if end := repeated_end(
-        found[0].partitions, metadata, checkpoints.load
-    ):  # earlier releases do not say so in the metadata
+    ends = found[0].partitions
+    try:
+        latest = checkpoints.latest()
+        if latest is None or not is_end(ends, latest, checkpoints.load):
+            return None
+        end = repeated_end(ends, metadata, checkpoints.load)  # earlier releases do not say so in the metadata
+    except ObjectNotFoundError as error:
+        if (now := read_head(checkpoints.store)) is not None and now[0] == found[0]:
+            raise _missing(checkpoints, error) from error
+        return _end_of(checkpoints, metadata)  # one was subsumed just now
+    if end is not None:
         return end.partition
     raise CheckpointError(
         f"{metadata.kind.value} {metadata.checkpoint_id} is not the end state of a partition, and "
         f"{checkpoints.store.url} is run by partitions: those of a fork could not start from it. Fork the job at one, "
         "such as its latest checkpoint; or start a new job with restore_from in the config of the run whose first "
         "partition is to start from it"
+    )
+
+
+def _missing(checkpoints: CompletedCheckpointStore, error: ObjectNotFoundError) -> CorruptMetadataError:
+    return CorruptMetadataError(
+        f"the metadata of a checkpoint that HEAD of {checkpoints.store.url} keeps is missing: {error}. "
+        "'flinkpy checkpoints list' shows which ones there are"
     )
 
 
