@@ -98,7 +98,7 @@ class PostgresChangeEnumerator(EndingEnumerator):
             confirmed, flushed = slot.position(), slot.flushed()
             if confirmed is None or flushed - confirmed >= _IDLE_BYTES:
                 return True
-            return bool(slot.transactions(self._lsn, flushed, 1)[0])
+            return bool(slot.transactions(self._table, self._lsn, flushed, 1)[0])
 
     def plan_epoch(self, parallelism: int) -> list[list[SourceSplit]]:
         shares: list[list[SourceSplit]] = [[] for _ in range(parallelism)]
@@ -116,7 +116,7 @@ class PostgresChangeEnumerator(EndingEnumerator):
             self._check(slot)  # what was just decoded was decoded with what was there all the time
             if changes or stop - confirmed >= _IDLE_BYTES:
                 assert self._surroundings is not None
-                given: Json = {"start": start, "stop": stop, "table": self._surroundings.table}
+                given: Json = {"start": start, "stop": stop, "table": self._table}
                 given |= {"key": self._surroundings.key, "seen": self._snapshot}
                 shares[0].append(SourceSplit(f"{lsn_text(start)}-{lsn_text(stop)}", given))
             self._lsn = stop
@@ -128,6 +128,11 @@ class PostgresChangeEnumerator(EndingEnumerator):
     def _position(self) -> int:
         assert self._lsn is not None, "start() has set it"
         return self._lsn
+
+    @property
+    def _table(self) -> int:
+        assert self._surroundings is not None, "start() has set it"
+        return self._surroundings.table
 
     def _check(self, slot: ReplicationSlot) -> int:
         """Checks that no change is missing, tells the slot what is complete, and returns its position."""
@@ -159,13 +164,13 @@ class PostgresChangeEnumerator(EndingEnumerator):
         """Returns the LSN before which an epoch reads, and whether there are changes to read."""
         limit, size = self._source.limits.records, self._source.limits.bytes
         if size is None or start + size >= flushed:
-            found, complete = slot.transactions(start, flushed, limit or 1)
+            found, complete = slot.transactions(self._table, start, flushed, limit or 1)
             if limit is None or not found:
                 return flushed, bool(found)
         else:
-            found, complete = slot.transactions(start, start + size, limit)[0], False
+            found, complete = slot.transactions(self._table, start, start + size, limit)[0], False
             if not found:  # the next one has more bytes, or is not there
-                found = slot.transactions(start, flushed, 1)[0][:1]
+                found = slot.transactions(self._table, start, flushed, 1)[0][:1]
             if not found:
                 return flushed, False
         taken, changes = 0, 0
@@ -204,7 +209,7 @@ class PostgresChangeEnumerator(EndingEnumerator):
         with slot_of(self._source) as slot:
             if slot.position() is None:
                 return []
-            found, _ = slot.transactions(self._position, slot.flushed(), 1)
+            found, _ = slot.transactions(self._table, self._position, slot.flushed(), 1)
         return [f"changes of table {slot.table_name} up to {lsn_text(each.end)}" for each in found[-1:]]
 
     def lag(self) -> SourceLag:

@@ -53,7 +53,8 @@ class PostgresChangeSource(RowSource):
         snapshot: Whether a job that starts from empty state first reads the rows that the table has, in one epoch, as
             ``+I`` with the time of reading. Their changes follow without a gap. Default: only changes are read.
         bounded: Whether the input ends with the changes that are committed when the first epoch is planned. Default: it
-            ends if ``env.execute()`` runs the program, and continues from run to run in Dagster.
+            ends if ``env.execute()`` runs the program, and continues from run to run in Dagster. Changes after the end
+            are an error, also while other sources of the job go on.
         max_records_per_epoch: Maximum number of changes between two barriers, where the rows of an update count as one.
             A transaction with more is read as a whole. Default: all that exist.
         max_bytes_per_epoch: Maximum number of bytes of WAL, likewise. The WAL has the changes of all tables.

@@ -29,10 +29,12 @@ _PEEK = (
     "pg_logical_slot_peek_binary_changes({slot}, {upto}::pg_lsn, {changes}, "
     "'proto_version', '1', 'publication_names', {publication})"
 )
-# Kinds of messages: I, U, D, T.
+# Kinds of messages: B has where the commit begins; I, U and D have the table; T has several.
 _TRANSACTIONS = (
     """
-SELECT max(lsn) - '0/0', count(*), count(*) FILTER (WHERE get_byte(data, 0) IN (73, 85, 68, 84))
+SELECT max(('x' || encode(substr(data, 2, 8), 'hex'))::bit(64)::bigint) FILTER (WHERE get_byte(data, 0) = 66),
+  max(lsn) - '0/0', count(*), count(*) FILTER (WHERE get_byte(data, 0) = 84
+    OR (get_byte(data, 0) IN (73, 85, 68) AND substr(data, 2, 4) = oidsend({table}::oid)))
 FROM """
     + _PEEK
     + " GROUP BY xid::text ORDER BY 1"
@@ -290,20 +292,21 @@ class ReplicationSlot:
                 statement = "SELECT pg_replication_slot_advance(%s, %s)"
                 self.connection.execute(statement, [self._source.slot, lsn_text(lsn)])
 
-    def transactions(self, after: int, upto: int, changes: int | None) -> tuple[list[Transaction], bool]:
-        """Returns transactions that commit between two LSNs, in order, and whether these are all of them.
+    def transactions(self, table: int, after: int, upto: int, changes: int | None) -> tuple[list[Transaction], bool]:
+        """Returns transactions that change the table with an id, in order, and whether these are all of them.
 
-        With ``changes``, so many changes suffice.
+        Their commits begin between two LSNs: one may end behind ``upto``. With ``changes``, so many changes suffice.
         """
         limit = changes
         while True:
-            statement = self._peek(_TRANSACTIONS, upto, limit)
+            statement = self._peek(_TRANSACTIONS, upto, limit, table)
             found = self._patience()(self.connection.execute, statement).fetchall()
-            complete = limit is None or sum(int(messages) for _, messages, _ in found) < limit
-            later = [Transaction(int(end), int(count)) for end, _, count in found if int(end) > after]
+            seen = sum(int(messages) for _, _, messages, _ in found)
+            complete = limit is None or seen < limit
+            later = [Transaction(int(end), count) for begin, end, _, count in found if begin >= after and count]
             if complete or (changes is not None and sum(each.changes for each in later) >= changes):
                 return later, complete
-            limit = 2 * max(limit or 1, sum(int(messages) for _, messages, _ in found))
+            limit = 2 * max(limit or 1, seen)
 
     def messages(self, upto: int) -> Generator[bytes, None, None]:
         """Returns the messages of all transactions from the slot's position up to an LSN."""
@@ -333,8 +336,9 @@ class ReplicationSlot:
             retry_error_callback=in_use,
         )
 
-    def _peek(self, statement: str, upto: int, changes: int | None) -> sql.Composed:
+    def _peek(self, statement: str, upto: int, changes: int | None, table: int = 0) -> sql.Composed:
         return sql.SQL(statement).format(
+            table=sql.Literal(table),
             slot=sql.Literal(self._source.slot),
             upto=sql.Literal(lsn_text(upto)),
             changes=sql.SQL("NULL") if changes is None else sql.Literal(changes),

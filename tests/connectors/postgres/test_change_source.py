@@ -195,6 +195,28 @@ def test_epochs_hold_whole_transactions(database: Changes) -> None:
     assert take(source, enumerator) == []
 
 
+def test_what_was_read_is_not_new_input(database: Changes, monkeypatch: pytest.MonkeyPatch) -> None:
+    database.create()
+    database.sql("CREATE TABLE {}.other (n bigint); CREATE PUBLICATION {} FOR TABLE {}.t, {}.other")
+    source = database.source(bounded=True)
+    enumerator = started(source)
+    database.sql("INSERT INTO {}.t VALUES (1, 'a')")
+    [(end,)] = database.sql(
+        "SELECT max(lsn) - '0/0' FROM pg_logical_slot_peek_binary_changes('{}', NULL, NULL, "
+        "'proto_version', '1', 'publication_names', '{}')"
+    )
+    with monkeypatch.context() as patched:
+        # The log is written page by page, and the record of a commit may be on two of them.
+        patched.setattr(postgres_slot.ReplicationSlot, "flushed", lambda self: int(end) - 8)
+        assert take(source, enumerator) == ["+I 1 a"]
+    assert enumerator.exhausted
+    database.sql("INSERT INTO {}.other VALUES (1)")
+    again = started(source, enumerator.snapshot_state())  # the attempt died before the slot knew of the checkpoint
+    assert list(again.unread()) == []
+    database.sql("INSERT INTO {}.t VALUES (2, 'b')")
+    assert "changes of table" in again.unread()[0]
+
+
 def test_an_epoch_reads_so_many_bytes_of_wal(database: Changes) -> None:
     database.create()
     each = database.source(max_bytes_per_epoch=1)

@@ -209,9 +209,10 @@ class SplitPlanner:
                 raise InputAfterEndError(
                     f"source {uid!r} has input that came after its end: {_first_of(names)}. A source that "
                     "has ended stays ended, because event time is over and all windows and timers have fired. To read "
-                    "this input, start from a checkpoint or savepoint from before the end (restore_from), or from "
-                    "empty state (start_empty, or another checkpoint directory). A source of flink_assets() never "
-                    "ends, unless it is declared bounded."
+                    "this input, start from a checkpoint or savepoint from before the end (restore_from; in a script, "
+                    "execution.state-recovery.path), or from empty state (start_empty; in a script, another name in "
+                    "env.execute()). A source of flink_assets() never ends, unless it is declared bounded. In a "
+                    "script, declare one that goes on with bounded=False or as its builder says."
                 )
 
     def ends(self, epoch: EpochInput) -> bool:
