@@ -20,7 +20,7 @@ from dagster_flinkpy.connectors.postgres.columns import (
     from_text,
     row_type_of,
 )
-from dagster_flinkpy.connectors.postgres.connection import connect, listed, reading
+from dagster_flinkpy.connectors.postgres.connection import connect, listed, reading, table_of
 from dagster_flinkpy.connectors.postgres.pgoutput import (
     Begin,
     Message,
@@ -67,8 +67,8 @@ def _rows(source: PostgresChangeSource, slot: ReplicationSlot, given: Json) -> G
     """Yields the rows of the table, as a snapshot sees them."""
     columns = columns_of_table(slot.connection, slot.table_name)
     check_columns(slot.table_name, columns, source.table_type)
-    rows = sql.SQL("COPY (SELECT {} FROM " + slot.table_name + ") TO STDOUT (FORMAT csv)").format(
-        listed(source.table_type.field_names)
+    rows = sql.SQL("COPY (SELECT {} FROM {}) TO STDOUT (FORMAT csv)").format(
+        listed(source.table_type.field_names), table_of(source.schema, source.table)
     )
     with slot.connection.transaction(), slot.connection.cursor() as cursor:
         cursor.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ, READ ONLY")

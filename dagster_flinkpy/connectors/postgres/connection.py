@@ -21,13 +21,27 @@ _PEER = (  # as PostgreSQL comes from Debian
 )
 
 
+class _Connection(psycopg.Connection[Any]):
+    """A statement with parameters has its names and literals as they are, also those with ``%``."""
+
+    def execute(self, query: Any, params: Any = None, **options: Any) -> psycopg.Cursor[Any]:
+        return super().execute(self._escaped(query) if params else query, params, **options)
+
+    def _escaped(self, query: Any) -> Any:
+        if isinstance(query, sql.Composed):
+            return sql.Composed([self._escaped(part) for part in query])
+        if not isinstance(query, (sql.Identifier, sql.Literal)):
+            return query
+        return sql.SQL(query.as_string(self).replace("%", "%%"))
+
+
 def connect(conninfo: str, name: str) -> psycopg.Connection[Any]:
     """Returns a connection without an open transaction. As a context it is closed at the end."""
     defaults = {"connect_timeout": str(_CONNECT_SECONDS), "application_name": name[:63]}
     given = {key: str(value) for key, value in psycopg.conninfo.conninfo_to_dict(conninfo).items()}
     whole = psycopg.conninfo.make_conninfo("", **{**defaults, **given, "client_encoding": "utf8"})
     try:
-        return psycopg.connect(whole, autocommit=True)
+        return _Connection.connect(whole, autocommit=True)
     except psycopg.OperationalError as error:
         advice = _PEER if "Peer authentication" in str(error) else _ADVICE
         raise psycopg.OperationalError(f"{str(error).strip().rstrip('.?')}. {advice}") from error

@@ -375,8 +375,12 @@ class FileSink(TwoPhaseCommittingSink):
             """Returns the sink."""
             return self._sink
 
-    def validate(self, type_info: TypeInformation | None) -> None:
-        pass  # everything can be written as text
+    def validate(self, type_info: TypeInformation | None) -> None:  # everything can be written as text
+        if (prefix := self.output_file_config.part_prefix).startswith(("_", ".")):
+            raise ConfigurationError(
+                f"files of the FileSink in {self.base_path} would begin with {prefix!r}, and readers ignore files that "
+                f"begin with {prefix[0]!r}: choose another with_part_prefix()"
+            )
 
     def create_writer(self, context: WriterInitContext, type_info: TypeInformation) -> CommittingSinkWriter:
         return call_registered("file_writer", self, context, type_info)

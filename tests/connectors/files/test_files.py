@@ -185,6 +185,9 @@ def test_bad_settings_are_refused() -> None:
         BucketAssigner.date_time_bucket_assigner("EEE yyyy")
     with pytest.raises(ConfigurationError, match="single quotes"):
         BucketAssigner.date_time_bucket_assigner("'day=yyyy")
+    for prefix in ("_part", ".part"):
+        with pytest.raises(ConfigurationError, match="readers ignore files that begin with"):
+            sink_into(Path("table"), prefix=prefix).validate(Types.STRING())
 
 
 def context(subtask: int = 0, checkpoint: int = 1) -> WriterInitContext:
