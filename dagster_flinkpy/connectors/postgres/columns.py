@@ -174,10 +174,16 @@ def _converted(column: Column, text: pa.Array, type_info: TypeInformation) -> pa
     if pa.types.is_boolean(wanted):
         return pc.equal(text, "t")
     if pa.types.is_binary(wanted):
-        return pa.array([None if v is None else bytes.fromhex(v[2:]) for v in text.to_pylist()], wanted)
+        return pa.array([None if v is None else _bytes(v) for v in text.to_pylist()], wanted)
     if pa.types.is_time(wanted):
         days = pc.binary_join_element_wise(pa.scalar("1970-01-01"), text, " ")
         return days.cast(pa.timestamp("us")).cast(wanted)
     if column.type_name == "timestamptz":
         return text.cast(pa.timestamp("us", "UTC")).cast(wanted)
     return text.cast(wanted)
+
+
+def _bytes(text: str) -> bytes:
+    if not text.startswith("\\x"):
+        raise ValueError("it is not in hex digits: bytea_output is another one, as behind a pooler that loses settings")
+    return bytes.fromhex(text[2:])

@@ -141,7 +141,7 @@ class LedgerCommitter(_PostgresCommitter):
         """Writes the rows in one transaction, unless that was done before. Returns whether it did."""
         written, digest, checkpoint_id = False, "", checkpoint.checkpoint_id
         older = any(not self._names.of_this_attempt(file.key) for file in checkpoint.files)
-        with self._connect(checkpoint_id if older else None) as connection, connection.transaction():
+        with self._connect(checkpoint_id if older else None) as connection, self._session.transaction(connection):
             self._check_last(connection)
             for partition, files in checkpoint.by_partition.items():
                 digest, rows = digest_of(files), sum(file.rows for file in files)
@@ -169,7 +169,7 @@ class LedgerCommitter(_PostgresCommitter):
                 raise ConfigurationError(f"Its rows in {self._what} cannot be found: {str(error).strip()}") from error
 
     def _remove_epochs(self, checkpoint_id: int, after: int, before: int) -> None:
-        with self._connect() as connection, connection.transaction():
+        with self._connect() as connection, self._session.transaction(connection):
             if self._session.register(connection, checkpoint_id, "", 0, None):
                 self._rows_of(after, before).delete(connection)
 
@@ -314,7 +314,7 @@ class PostgresPartitionCommitter(LedgerCommitter):
             with self._session.connect() as connection:
                 if not self._session.exists(connection, self._session.target):
                     return 0
-        with self._connect() as connection, connection.transaction():
+        with self._connect() as connection, self._session.transaction(connection):
             same = "checkpoint = %s AND partition IS NOT DISTINCT FROM %s"
             if self._session.registered(connection, same, checkpoint_id, partition):
                 return 0

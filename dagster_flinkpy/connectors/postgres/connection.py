@@ -41,7 +41,8 @@ def connect(conninfo: str, name: str) -> psycopg.Connection[Any]:
     given = {key: str(value) for key, value in psycopg.conninfo.conninfo_to_dict(conninfo).items()}
     whole = psycopg.conninfo.make_conninfo("", **{**defaults, **given, "client_encoding": "utf8"})
     try:
-        return _Connection.connect(whole, autocommit=True)
+        # A statement that was prepared in one session is unknown in the next one that a pooler gives.
+        return _Connection.connect(whole, autocommit=True, prepare_threshold=None)
     except psycopg.OperationalError as error:
         advice = _PEER if "Peer authentication" in str(error) else _ADVICE
         raise psycopg.OperationalError(f"{str(error).strip().rstrip('.?')}. {advice}") from error

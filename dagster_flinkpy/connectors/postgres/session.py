@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import psycopg
@@ -31,8 +32,8 @@ _LEDGER_COLUMNS = """
 """
 
 
-# Times without a zone are in UTC. A policy that would hide rows is an error.
-_SETTINGS = "SET TimeZone = 'UTC'; SET DateStyle = 'ISO'; SET row_security = off"
+_SETTINGS = ("TimeZone = 'UTC'", "DateStyle = 'ISO'", "row_security = off")
+"""Times without a zone are in UTC. A policy that would hide rows is an error."""
 
 
 class Session:
@@ -52,8 +53,19 @@ class Session:
     def connect(self) -> psycopg.Connection[Any]:
         """Returns a connection without an open transaction. As a context it is closed at the end."""
         connection = connect(self._conninfo, f"flinkpy {self._job_id} {self._uid}")
-        connection.execute(_SETTINGS)
+        connection.execute("; ".join(f"SET {each}" for each in _SETTINGS).encode())
         return connection
+
+    def begin(self, connection: psycopg.Connection[Any]) -> None:
+        """Begins a transaction that writes. A pooler may give it another session than that of the connection."""
+        connection.execute("; ".join(["BEGIN", *(f"SET LOCAL {each}" for each in _SETTINGS)]).encode())
+
+    @contextmanager
+    def transaction(self, connection: psycopg.Connection[Any]) -> Iterator[None]:
+        """Runs a transaction that writes, as `begin` does."""
+        with connection.transaction():
+            connection.execute("; ".join(f"SET LOCAL {each}" for each in _SETTINGS).encode())
+            yield
 
     def create_ledger(self, connection: psycopg.Connection[Any]) -> None:
         self._create(connection, self.ledger, self.ledger_statement(connection).encode())
@@ -71,7 +83,7 @@ class Session:
     def _create(self, connection: psycopg.Connection[Any], table: sql.Identifier, *statements: Any) -> None:
         if self.exists(connection, table):
             return
-        with connection.transaction():  # IF NOT EXISTS is not atomic
+        with self.transaction(connection):  # IF NOT EXISTS is not atomic
             connection.execute("SELECT pg_advisory_xact_lock(hashtext('flinkpy_commits'))")
             for statement in () if self.exists(connection, table) else statements:
                 connection.execute(statement)

@@ -171,7 +171,7 @@ class PreparingWriter(CommittingSinkWriter):
         with self._errors():
             if self._copy is None:
                 self._connection = self._session.connect()
-                self._connection.execute("BEGIN")
+                self._session.begin(self._connection)
                 self._cursor = self._connection.cursor()
                 self._copying = self._cursor.copy(self._session.copy_into(self._session.target, self._columns))
                 self._copy = self._copying.__enter__()

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from datetime import datetime, timezone
 from typing import Any
 
 import psycopg
 import pytest
 
+from dagster_flinkpy.common import Types
 from dagster_flinkpy.connectors.postgres.session import Session
 from tests.connectors.postgres.sinks import Database, commit, committer, numbers, stage
 from tests.runtime.harness import Crash
@@ -90,3 +92,23 @@ def test_commits_of_prepared_transactions_that_die_are_committed_by_the_next_att
         commit(sink, *requests)
     commit(sink, *requests, token=2)
     assert (database.rows(), database.prepared()) == ([1, 2, 3], 0)
+
+
+@pytest.mark.parametrize("prepares", [False, True])
+def test_a_pooler_that_gives_each_transaction_another_session_changes_no_value(
+    database: Database, monkeypatch: pytest.MonkeyPatch, prepares: bool
+) -> None:
+    database.create("n timestamptz")
+    kind, noon = Types.ROW_NAMED(["n"], [Types.SQL_TIMESTAMP()]), datetime(2026, 1, 2, 12)
+    connect = Session.connect
+
+    def pooled(session: Session) -> Any:
+        connection = connect(session)
+        connection.execute("SET TimeZone = 'Asia/Tokyo'; SET DateStyle = 'SQL, DMY'")  # as the role has it
+        return connection
+
+    monkeypatch.setattr(Session, "connect", pooled)
+    sink = database.sink(prepare_transactions=prepares)
+    committer(sink, type_info=kind).abort_lingering([])
+    commit(sink, stage(sink, [(noon,)], kind), type_info=kind)
+    assert database.rows() == [noon.replace(tzinfo=timezone.utc)]
