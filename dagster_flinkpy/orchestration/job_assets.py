@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from weakref import WeakKeyDictionary
 
 from dagster import AssetKey, AssetsDefinition, AssetSelection, AssetSpec, define_asset_job
 
-from dagster_flinkpy.datastream.operator_specs import BlockingEdgeSinkSpec, BlockingEdgeSourceSpec, SparkTransformSpec
+from dagster_flinkpy.datastream.operator_specs import (
+    BlockingEdgeSinkSpec,
+    BlockingEdgeSourceSpec,
+    SourceSpec,
+    SparkTransformSpec,
+)
 from dagster_flinkpy.datastream.program.job_graph import JobVertex
+from dagster_flinkpy.errors import ConfigurationError
 from dagster_flinkpy.orchestration.dagster_internals import UnresolvedAssetJobDefinition
 from dagster_flinkpy.orchestration.flink_job import JOB_TAG, FlinkJob, dagster_name
 
@@ -68,6 +74,37 @@ class JobAssets:
     def first(self) -> str:
         """The uid of the operator whose asset also has the tables of the whole job."""
         return next(iter(self.specs))
+
+    def as_defined(self, assets: AssetsDefinition) -> JobAssets:
+        """Returns the assets with the keys and dependencies that they have in a code location.
+
+        Dagster may have given them others, as ``load_assets_from_modules(key_prefix=...)`` does.
+
+        Args:
+            assets: The same assets, as Dagster runs them.
+
+        Raises:
+            ConfigurationError: An asset that a source reads has another key there, so it would never find anything.
+        """
+        keys, specs = assets.node_keys_by_output_name, assets.specs_by_key
+        # Dagster names the outputs of the step by the first keys, and leaves them as they are.
+        here = {uid: specs[keys[spec.key.to_python_identifier()]] for uid, spec in self.specs.items()}
+        for uid, spec in self.specs.items():
+            before, now = [dep.asset_key for dep in spec.deps], [dep.asset_key for dep in here[uid].deps]
+            if len(now) == len(before):  # in the same order, unless somebody has written others
+                self._refuse_renamed(uid, dict(zip(before, now, strict=True)))
+        return replace(self, specs=here)
+
+    def _refuse_renamed(self, uid: str, keys: Mapping[AssetKey, AssetKey]) -> None:
+        for vertex in (self.job.graph.vertex(uid), *self.hidden[uid]):
+            for path in vertex.spec.source.upstream_assets() if isinstance(vertex.spec, SourceSpec) else ():
+                read = AssetKey(list(path))
+                if (now := keys.get(read, read)) != read:
+                    raise ConfigurationError(
+                        f"source {vertex.uid!r} reads asset {read.to_user_string()!r}, whose key in this code location "
+                        f"is {now.to_user_string()!r}, as after load_assets_from_modules(key_prefix=...): it would "
+                        f"find nothing, ever. Write AssetSource({now.to_user_string()!r}, ...) in the program."
+                    )
 
     def shown_by(self, uid: str) -> str:
         """Returns the uid of the operator whose asset has the checks of an operator.

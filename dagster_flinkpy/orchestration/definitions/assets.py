@@ -5,6 +5,7 @@ from dataclasses import dataclass, replace
 from typing import Any, TypeAlias, overload
 
 from dagster import (
+    AssetCheckKey,
     AssetCheckResult,
     AssetCheckSpec,
     AssetExecutionContext,
@@ -25,7 +26,7 @@ from dagster_flinkpy.checkpoint.partitions import PartitionRetention
 from dagster_flinkpy.common.arguments import check_argument
 from dagster_flinkpy.orchestration.branches import fork_at_first_run, job_of_deployment
 from dagster_flinkpy.orchestration.dagster_internals import CoercibleToAssetDep
-from dagster_flinkpy.orchestration.definitions.checks import FlinkAssetChecks, JobChecks, job_checks
+from dagster_flinkpy.orchestration.definitions.checks import FlinkAssetChecks, job_checks
 from dagster_flinkpy.orchestration.definitions.operator_attributes import OperatorAttributes
 from dagster_flinkpy.orchestration.definitions.partitions import check_partitions, partitioned
 from dagster_flinkpy.orchestration.definitions.shown_operators import Show
@@ -52,7 +53,7 @@ __all__ = ["build_flink_asset_specs", "flink_assets"]
 
 StepEvent: TypeAlias = MaterializeResult[Any] | AssetCheckResult
 StepEvents: TypeAlias = Callable[
-    [AssetExecutionContext, FlinkRunConfig, CheckpointStorageResource, SparkResource], Iterator[StepEvent]
+    [JobAssets, AssetExecutionContext, FlinkRunConfig, CheckpointStorageResource, SparkResource], Iterator[StepEvent]
 ]
 
 
@@ -227,11 +228,11 @@ def flink_assets(
         step = _Step(program, retry_policy, pool, spark_resource_key, checkpoint_storage_resource_key)
         windows = check_partitions(made.job, partitions_def)
         if windows is None:
-            return [_job_assets(made, job_checks(made, checks), step)]
+            return [_job_assets(made, checks, step)]
         job = replace(made.job, partition_retention=partition_retention or PartitionRetention())
         made = partitioned(replace(made, job=job), windows)
         policy = backfill_policy or BackfillPolicy.single_run()
-        return [_partitioned_assets(made, job_checks(made, checks), windows, policy, step)]
+        return [_partitioned_assets(made, checks, windows, policy, step)]
 
     return build if env is None else build(env)
 
@@ -308,7 +309,8 @@ class _Step:
         Args:
             assets: The assets.
             check_specs: Their checks.
-            events: What the step does: given its context, config, checkpoint storage and Spark, yields its results.
+            events: What the step does: given the assets as they are defined when it runs, its context, its config,
+                checkpoint storage and Spark, yields its results.
             partitions: Further arguments, for a job with partitions.
         """
         job = assets.job
@@ -317,7 +319,8 @@ class _Step:
             with flink_failures(context.log):
                 storage = resource_of(context.resources, self.storage_key, CheckpointStorageResource)
                 spark = resource_of(context.resources, self.spark_key, SparkResource)
-            return events(context, config, storage, spark)
+                here = assets.as_defined(context.assets_def)
+            return events(here, context, config, storage, spark)
 
         del step.__annotations__["return"]  # Dagster takes this one from generator functions only
         if (place := place_of_program(self.program, job.graph)) is not None:
@@ -338,11 +341,15 @@ class _Step:
         return of_job(build(step), job)
 
 
-def _job_assets(assets: JobAssets, checks: JobChecks, step: _Step) -> AssetsDefinition:
+def _job_assets(made: JobAssets, checks: FlinkAssetChecks | None, step: _Step) -> AssetsDefinition:
     """Builds the assets of a job without partitions. A run takes one checkpoint after the other."""
 
     def events(
-        context: AssetExecutionContext, config: FlinkRunConfig, storage: CheckpointStorageResource, spark: SparkResource
+        assets: JobAssets,
+        context: AssetExecutionContext,
+        config: FlinkRunConfig,
+        storage: CheckpointStorageResource,
+        spark: SparkResource,
     ) -> Iterator[StepEvent]:
         if context.selected_asset_keys:  # else only checks are to run
             run = JobRun.begin(context, assets)
@@ -352,34 +359,39 @@ def _job_assets(assets: JobAssets, checks: JobChecks, step: _Step) -> AssetsDefi
             if termination.happened:
                 return
             yield from epochs.results()
-        yield from checks.run(context, storage)
+        yield from job_checks(assets, checks).run(context, storage)
 
-    return step.multi_asset(assets, checks.specs, events)
+    return step.multi_asset(made, job_checks(made, checks).specs, events)
 
 
 def _partitioned_assets(
-    assets: JobAssets,
-    checks: JobChecks,
+    made: JobAssets,
+    checks: FlinkAssetChecks | None,
     partitions_def: TimeWindowPartitionsDefinition,
     backfill_policy: BackfillPolicy,
     step: _Step,
 ) -> AssetsDefinition:
     """Builds the assets of a job whose epochs are time partitions. A run reads one partition after the other."""
-    job = assets.job
+    job = made.job
     last = [vertex.uid for vertex in job.graph.vertices if not job.graph.outputs(vertex.uid)]
-    checked = [assets.specs[uid].key for uid in dict.fromkeys(map(assets.shown_by, last))]
+    shown = list(dict.fromkeys(map(made.shown_by, last)))
     up_to_date = [
         AssetCheckSpec(
             PARTITIONS_UP_TO_DATE,
-            asset=key,
+            asset=made.specs[uid].key,
             description="No partition was computed before an earlier one was run again.",
         )
-        for key in checked
+        for uid in shown
     ]
 
     def events(
-        context: AssetExecutionContext, config: FlinkRunConfig, storage: CheckpointStorageResource, spark: SparkResource
+        assets: JobAssets,
+        context: AssetExecutionContext,
+        config: FlinkRunConfig,
+        storage: CheckpointStorageResource,
+        spark: SparkResource,
     ) -> Iterator[StepEvent]:
+        checked = [assets.specs[uid].key for uid in shown]
         if context.selected_asset_keys:
             run = JobRun.begin(context, assets)
             with clean_termination(context) as termination, told_to_open_lineage(run), flink_failures(context.log):
@@ -391,11 +403,13 @@ def _partitioned_assets(
                 return
             yield from materialize_partitions(run, completed, token)
             yield from partition_results(context, checked, stale)
-        elif chosen := [spec.asset_key for spec in up_to_date if spec.key in context.selected_asset_check_keys]:
+        elif chosen := [
+            key for key in checked if AssetCheckKey(key, PARTITIONS_UP_TO_DATE) in context.selected_asset_check_keys
+        ]:
             with flink_failures(context.log):
                 stale = stored_outdated(job, storage, partitions_def)
             yield from partition_results(context, chosen, stale)
-        yield from checks.run(context, storage)
+        yield from job_checks(assets, checks).run(context, storage)
 
     partitions = {"partitions_def": partitions_def, "backfill_policy": backfill_policy}
-    return step.multi_asset(assets, [*up_to_date, *checks.specs], events, **partitions)
+    return step.multi_asset(made, [*up_to_date, *job_checks(made, checks).specs], events, **partitions)
