@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import logging
+import re
 import time
 import zlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 
 import msgspec
@@ -58,6 +59,8 @@ class KafkaEnumerator(OpenEnumerator[OpenRanges]):
         self._cluster: str | None = None
         self._ids: dict[str, str] = {}
         """By topic. Earlier releases have stored none."""
+        self._gone: set[str] = set()
+        """Topics of the pattern that no broker shows now. Their positions stay: they may be back."""
         if restored is not None:
             self._restore(restored)
 
@@ -69,6 +72,7 @@ class KafkaEnumerator(OpenEnumerator[OpenRanges]):
         if restored.get("ids") is not None:
             self._ids = msgspec.convert(restored["ids"], dict[str, str])
             self._cluster = restored.get("cluster")
+        self._gone = set(msgspec.convert(restored.get("gone", []), list[str]))
         self._restore_open(restored)
 
     def plan_epoch(self, parallelism: int) -> list[list[SourceSplit]]:
@@ -79,7 +83,7 @@ class KafkaEnumerator(OpenEnumerator[OpenRanges]):
 
     def _assign(self) -> None:
         positions = self._discover()
-        waiting = [each for each in positions if each not in self._open]
+        waiting = [each for each in positions if each not in self._open and each.topic not in self._gone]
         beginnings, ends = self._lookup.offsets(waiting, BEGINNING), self._lookup.offsets(waiting, END)
         backlog = {}
         for each in waiting:
@@ -118,13 +122,15 @@ class KafkaEnumerator(OpenEnumerator[OpenRanges]):
         self._stops = {}
         interval = source.partition_discovery
         if self._looked is None or (interval is not None and now - self._looked >= interval.total_seconds()):
-            self._look(self._next)
-            self._check_ids(self._next)
+            gone, self._gone = self._gone, self._look(self._next)
+            self._check_ids(self._next, back=gone - self._gone)
             self._looked = now
         return self._next
 
-    def _look(self, positions: _Offsets) -> None:
-        found = self._lookup.partitions()
+    def _look(self, positions: _Offsets) -> set[str]:
+        """Adds new partitions, and returns the topics that no broker shows any more."""
+        found, gone = self._lookup.partitions(), set[str]()
+        topics, pattern = {each.topic for each in found}, self._source.topic_pattern
         if new := sorted(found - positions.keys()):
             positions.update(self._lookup.offsets(new, BEGINNING))
             self._progress(f"Kafka: found {', '.join(map(shown, new[:3]))}{' and more' if len(new) > 3 else ''}")
@@ -134,12 +140,18 @@ class KafkaEnumerator(OpenEnumerator[OpenRanges]):
                     f"partition {shown(each)} no longer exists. If the topic was made anew, give the source another "
                     "uid, or start from empty state."
                 )
+            if each.topic not in topics and pattern is not None and re.fullmatch(pattern, each.topic):
+                gone.add(each.topic)
+                continue
             _log.warning("%s is no longer read: it was deleted, or the source has other topics now", shown(each))
             del positions[each]
+        for topic in sorted(gone - self._gone):
+            _log.warning("topic %s is not read: it was deleted, or brokers do not let this client see it", topic)
+        return gone
 
-    def _check_ids(self, positions: _Offsets) -> None:
-        """Checks that the topics are those in which the positions are."""
-        topics = sorted({each.topic for each in positions})
+    def _check_ids(self, positions: _Offsets, back: Collection[str] = ()) -> None:
+        """Checks that the topics are those in which the positions are. One that is back may be a new one."""
+        topics = sorted({each.topic for each in positions} - self._gone)
         cluster, ids = self._lookup.identities(topics) if topics else (self._cluster, {})
         for topic in topics:
             if self._ids.get(topic, ids.get(topic)) == ids.get(topic, self._ids.get(topic)):
@@ -152,19 +164,23 @@ class KafkaEnumerator(OpenEnumerator[OpenRanges]):
                     cluster,
                     self._cluster,
                 )
+            elif topic in back:
+                self._begin_anew([each for each in positions if each.topic == topic], positions, BEGINNING)
             elif self._source.reset is None:
                 raise InputExpiredError(
                     f"topic {topic!r} was deleted and made anew since the source has read it, so there are other "
                     f"records at its offsets. To read the new ones, {_RESET}"
                 )
             else:
-                self._begin_anew([each for each in positions if each.topic == topic], positions)
+                where = BEGINNING if self._source.reset == "earliest" else END
+                self._begin_anew([each for each in positions if each.topic == topic], positions, where)
         self._cluster = cluster
-        self._ids = {topic: found for topic in topics if (found := ids.get(topic, self._ids.get(topic))) is not None}
+        known = self._ids | ids
+        self._ids = {topic: known[topic] for topic in (*topics, *sorted(self._gone)) if topic in known}
 
-    def _begin_anew(self, partitions: Sequence[KafkaTopicPartition], positions: _Offsets) -> None:
-        """Goes on in a topic that was made anew where the source says."""
-        begin = self._lookup.offsets(partitions, BEGINNING if self._source.reset == "earliest" else END)
+    def _begin_anew(self, partitions: Sequence[KafkaTopicPartition], positions: _Offsets, where: int) -> None:
+        """Goes on in a topic that was made anew."""
+        begin = self._lookup.offsets(partitions, where)
         for each in partitions:
             positions[each] = begin[each]
             self._open.pop(each, None)
@@ -255,6 +271,7 @@ class KafkaEnumerator(OpenEnumerator[OpenRanges]):
             "pattern": self._pattern,
             "cluster": self._cluster,
             "ids": self._ids,
+            **({"gone": sorted(self._gone)} if self._gone else {}),
             **super().snapshot_state(),
         }
 

@@ -367,6 +367,37 @@ def test_a_topic_that_was_made_anew_is_refused_however_many_records_it_has(caplo
             plan(restored(source(), mirrored))
 
 
+@pytest.mark.parametrize("restarts", [False, True])
+def test_a_topic_of_a_pattern_that_is_not_shown_for_a_while_goes_on(restarts: bool) -> None:
+    """Brokers leave out topics of which they do not let the client know."""
+    topics = FakeTopics({"ta": [FakePartition(end=3)], "tb": [FakePartition(end=5)]})
+    made = KafkaSource.builder().set_bootstrap_servers("b").set_topic_pattern("t.")
+    source = made.set_value_only_deserializer(SimpleStringSchema()).build()
+
+    def look(enumerator: SplitEnumerator) -> set[tuple[str, int, int]]:
+        enumerator = restored(source, enumerator) if restarts else enumerator
+        assert isinstance(enumerator, KafkaEnumerator)
+        enumerator._looked = None
+        (splits,) = enumerator.plan_epoch(1)
+        enumerator.on_epoch_read([split.advanced(split.properties["end"], finished=True) for split in splits])
+        after.append(enumerator)
+        return {(split.properties["topic"], split.offset, split.properties["end"]) for split in splits}
+
+    with topics.serving():
+        after = [source.create_enumerator(None)]
+        assert look(after[-1]) == {("ta", 0, 3), ("tb", 0, 5)}
+        hidden = topics.topics.pop("ta")
+        topics.topics["tb"][0].end = 6
+        assert look(after[-1]) == {("tb", 5, 6)}
+        hidden[0].end = 4
+        topics.topics["ta"] = hidden
+        assert look(after[-1]) == {("ta", 3, 4)}
+        del topics.topics["ta"]
+        assert look(after[-1]) == set()
+        topics.make_anew("ta", [FakePartition(end=9)])
+        assert look(after[-1]) == {("ta", 0, 9)}, "it is another topic"
+
+
 @pytest.mark.parametrize("unknown", ["ids", "controller", "description", "position"])
 def test_ids_of_topics_that_nobody_knows_are_none(unknown: str) -> None:
     topics = FakeTopics({"t": [FakePartition(end=3)]})
