@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import datetime, timezone
+from email.utils import parsedate_to_datetime
 from typing import Any
 
 from dagster_flinkpy.connectors.kinesis.source import KinesisSource
@@ -67,6 +68,8 @@ class KinesisStream:
     def __init__(self, source: KinesisSource) -> None:
         self._source = source
         self._client: Any = None
+        self.told_ms = 0
+        """The time of the server when it was last asked for shards, rounded up; 0 if it has not told it."""
         self._name = {"StreamARN" if source.stream.startswith("arn:") else "StreamName": source.stream}
 
     @contextmanager
@@ -91,6 +94,7 @@ class KinesisStream:
                     begins = each["SequenceNumberRange"]["StartingSequenceNumber"]
                     found[each["ShardId"]] = Shard(each["ShardId"], tuple(filter(None, parents)), begins)
                 if not answer.get("NextToken"):
+                    self.told_ms = _told_ms(answer)
                     return found
                 request = {"NextToken": answer["NextToken"]}
 
@@ -132,6 +136,11 @@ class KinesisStream:
             where = {"ShardIteratorType": "AT_TIMESTAMP", "Timestamp": at}
         with self._asking(f"shard {shard}") as client:
             return client.get_shard_iterator(**self._name, ShardId=shard, **where)["ShardIterator"]
+
+
+def _told_ms(answer: Any) -> int:
+    date = answer.get("ResponseMetadata", {}).get("HTTPHeaders", {}).get("date")
+    return 0 if date is None else round(parsedate_to_datetime(date).timestamp() * 1000) + 999
 
 
 def _code_of(error: SourceReadError) -> str | None:

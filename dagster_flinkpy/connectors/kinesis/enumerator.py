@@ -48,7 +48,7 @@ class KinesisEnumerator(OpenEnumerator[OpenRanges]):
         self._stream = KinesisStream(source)
         self._shards: dict[str, _Progress] = {}
         self._began_ms: int | None = None
-        """When the first epoch was planned."""
+        """When the first epoch was planned, as the server knows it if its clock is ahead: it stamps the records."""
         self._behind_ms: int | None = None
         if restored is not None:
             shards = position_field(restored, "shards", dict)
@@ -85,13 +85,14 @@ class KinesisEnumerator(OpenEnumerator[OpenRanges]):
 
     def _assign(self) -> None:
         began, shards = self._began_ms is None, self._stream.shards()
+        now = self._now()
         if self._began_ms is None:
-            self._began_ms = self._now()
+            self._began_ms = max(now, self._stream.told_ms)
         self._forget(shards)
         self._check_same(shards)
         for name in sorted(shards.keys() - self._shards.keys()):
             # Shards that are made later are read from their beginning.
-            since_ms = self._first(self._began_ms) if began else None
+            since_ms = self._first(now) if began else None
             self._shards[name] = _Progress(None, since_ms, known_ms=self._now(), begins=shards[name].begins)
         waiting = [name for name, shard in sorted(shards.items()) if self._is_due(shard, shards)]
         self._behind_ms = 0

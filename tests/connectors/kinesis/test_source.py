@@ -7,6 +7,7 @@ import uuid
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import datetime, timezone
+from email.utils import formatdate
 from pathlib import Path
 from typing import Any
 
@@ -52,6 +53,7 @@ class FakeKinesis:
     count: int = 10**55
     page: int = 2
     deleted: bool = False
+    tells_time: bool = False
     refused: ClientError | None = None
     """What each request is answered, if it is not None."""
 
@@ -97,6 +99,8 @@ class FakeKinesis:
             parents = dict(zip(("ParentShardId", "AdjacentParentShardId"), self.shards[name].parents, strict=False))
             numbers = {"StartingSequenceNumber": str(self.shards[name].first)}
             answer["Shards"].append({"ShardId": name, "SequenceNumberRange": numbers, **parents})
+        if self.tells_time:
+            answer["ResponseMetadata"] = {"HTTPHeaders": {"date": formatdate(self.now // 1000, usegmt=True)}}
         return answer | ({"NextToken": str(start + 2)} if start + 2 < len(names) else {})
 
     def describe_stream_summary(self, **request: Any) -> Any:
@@ -257,6 +261,14 @@ def test_where_a_job_begins(stream: FakeKinesis) -> None:
     stream.split(0, into=1)
     stream.put("d", shard=1)
     assert [job.epoch() + job.epoch() for job in jobs] == [["c", "d"]] * 3
+
+
+def test_a_bounded_source_reads_all_that_has_arrived_if_the_clock_of_the_driver_is_behind(stream: FakeKinesis) -> None:
+    stream.tells_time = True
+    stream.put("a", "b")
+    enumerator = KinesisEnumerator(source_of(bounded=True), None, now=lambda: stream.now - 60_000)
+    [[split]] = enumerator.plan_epoch(1)
+    assert (split.properties["records"], enumerator.exhausted) == (2, True)
 
 
 def test_a_bounded_source_ends_with_what_has_arrived(stream: FakeKinesis) -> None:
