@@ -34,7 +34,7 @@ def time_partition(partitions_def: PartitionsDefinition, key: str) -> TimePartit
             f"{partitions_def.get_last_partition_key()}"
         )
     window = partitions_def.time_window_for_partition_key(key)
-    earlier = TimeWindow(partitions_def.start, window.start)
+    earlier = TimeWindow(_first_start(partitions_def), window.start)
     ordinal = partitions_def.get_num_partitions_in_window(earlier) if earlier.end > earlier.start else 0
     return TimePartition(key, window.start, window.end, ordinal)
 
@@ -68,6 +68,7 @@ def renumbered(
         ConfigurationError: An end state belongs to a partition that the definition could not have at any start date.
     """
     known = {key: ordinal for ordinal, key in enumerate(partitions_def.get_partition_keys())}
+    first = _first_start(partitions_def)
 
     def ordinal(key: str) -> int:
         if key in known:
@@ -79,11 +80,17 @@ def renumbered(
                 "its windows were different. Undo that change; or give the job another name, and start its first "
                 "partition with restore_from."
             )
-        if start >= partitions_def.start:
-            return partitions_def.get_num_partitions_in_window(TimeWindow(partitions_def.start, start))
-        return -partitions_def.get_num_partitions_in_window(TimeWindow(start, partitions_def.start))
+        if start >= first:
+            return partitions_def.get_num_partitions_in_window(TimeWindow(first, start))
+        return -partitions_def.get_num_partitions_in_window(TimeWindow(start, first))
 
     return tuple(msgspec.structs.replace(end, ordinal=ordinal(end.partition)) for end in ends)
+
+
+def _first_start(partitions_def: PartitionsDefinition) -> datetime:
+    """Returns the start of the first partition. A definition may begin amid a window, which is then none of them."""
+    first = partitions_def.get_first_partition_window()
+    return partitions_def.start if first is None else first.start
 
 
 def _start_of(partitions_def: PartitionsDefinition, key: str) -> datetime | None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from datetime import datetime
+
 import pytest
 from dagster import (
     DailyPartitionsDefinition,
@@ -58,6 +60,17 @@ def test_a_definition_that_begins_later_goes_on_from_the_end_state_before_its_st
     assert partition_start(kept[:1], time_partition(later, KEYS[2]), key_of, assets="x").checkpoint_id is None
     with pytest.raises(RestoreError, match=f"No partition before it has one.*--partition-range {KEYS[2]}...{KEYS[4]}"):
         partition_start(kept, time_partition(later, KEYS[5]), key_of, assets="x")
+
+
+def test_a_definition_that_begins_amid_a_day_has_its_first_partition_on_the_next() -> None:
+    amid = DailyPartitionsDefinition(datetime(2024, 3, 1, 5), end_date=datetime(2024, 3, 8))
+    keys = amid.get_partition_keys()
+    assert keys[0] == KEYS[1]
+    assert [time_partition(amid, key).ordinal for key in keys] == [*range(len(keys))]
+    kept = renumbered([end(0, 1), end(1, 2)], amid, job_id="letters")
+    assert [each.ordinal for each in kept] == [-1, 0]
+    again = partition_start(kept[1:], time_partition(amid, KEYS[1]), keys.__getitem__, assets="x")
+    assert again.checkpoint_id is None, "not its own end state, which has counted its rows"
 
 
 def test_end_states_behind_the_end_of_the_definition_have_ordinals_too() -> None:
