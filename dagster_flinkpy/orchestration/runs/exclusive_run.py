@@ -23,6 +23,7 @@ __all__ = [
     "is_silent",
     "last_sign_of_life",
     "leads",
+    "never_launched",
     "step_began",
     "utc",
 ]
@@ -30,7 +31,8 @@ __all__ = [
 POLL_SECONDS = 2.0
 """How often a waiting run checks again."""
 SILENT_SECONDS = 300.0
-"""A run whose step has begun counts as dead after this time without leading the job or writing to its log."""
+"""A run whose step has begun counts as dead after this time without leading the job or writing to its log; and so does
+one that was created, but not launched."""
 _REPEAT_SECONDS = 60.0
 _SETTLE_SECONDS = 1.0
 """Within this time, the step of another run may have begun earlier without being recorded yet."""
@@ -142,6 +144,15 @@ def is_silent(instance: DagsterInstance, run: DagsterRun, step: str, leader: lea
         and step_began(instance, run.run_id, step) is not None
         and time.time() - last_sign_of_life(instance, run) >= SILENT_SECONDS
     )
+
+
+def never_launched(instance: DagsterInstance, run: DagsterRun) -> bool:
+    """Returns whether Dagster has created a run and then failed to launch it, which nobody tries again.
+
+    Unless a sensor asks for a run of the same key.
+    """
+    waits = run.status == DagsterRunStatus.NOT_STARTED
+    return waits and time.time() - last_sign_of_life(instance, run) >= SILENT_SECONDS
 
 
 def last_sign_of_life(instance: DagsterInstance, run: DagsterRun) -> float:

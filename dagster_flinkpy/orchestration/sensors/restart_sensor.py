@@ -36,6 +36,7 @@ from dagster_flinkpy.orchestration.dagster_internals import (
 )
 from dagster_flinkpy.orchestration.failure import retry_is_pointless
 from dagster_flinkpy.orchestration.flink_job import JOB_TAG
+from dagster_flinkpy.orchestration.runs.exclusive_run import never_launched
 from dagster_flinkpy.orchestration.runs.runs_of_job import (
     FIRST_TRY_TAG,
     RESTART_TAG,
@@ -255,6 +256,8 @@ class JobHistory:
             idle: Whether no run works on the job, so that those that have not ended are dead. Default: False.
         """
         found = recent_runs(instance, target.job_id, target.keys)
+        # If a sensor has asked for a run that was never launched, it asks for it again, and Dagster launches it.
+        found = [each for each in found if not never_launched(instance, each.dagster_run)]
         found = [record for record in found if not _is_upkeep(record.dagster_run, target)]
         runs = _last_ended_first(found, target, idle)
         last = runs[0].dagster_run if runs else None

@@ -21,7 +21,7 @@ from dagster_flinkpy.orchestration.dagster_internals import UnresolvedAssetJobDe
 from dagster_flinkpy.orchestration.flink_job import FlinkJob, dagster_name
 from dagster_flinkpy.orchestration.job_assets import asset_job, job_of
 from dagster_flinkpy.orchestration.metadata_set import FlinkMetadataSet
-from dagster_flinkpy.orchestration.runs.exclusive_run import is_silent, last_sign_of_life, utc
+from dagster_flinkpy.orchestration.runs.exclusive_run import is_silent, last_sign_of_life, never_launched, utc
 from dagster_flinkpy.orchestration.runs.runs_of_job import active_runs
 from dagster_flinkpy.storage.lease import LeaderRecord
 
@@ -87,17 +87,24 @@ def _target(assets: AssetsDefinition, builder: str) -> FlinkTarget:
 def runs_alive(
     target: FlinkTarget, instance: DagsterInstance, leader: LeaderRecord | None, log: Callable[[str], object]
 ) -> list[DagsterRun]:
-    """Returns the runs of a job that are queued or alive. Those that Dagster takes for started, but are dead, are not.
+    """Returns the runs of a job that are queued or alive, without those that Dagster only takes for that.
+
+    Their machine is lost, or Dagster has created them and failed to launch them.
 
     Args:
         target: The job.
         instance: Where runs are recorded.
         leader: Who leads the job.
-        log: Takes a line about each that is dead.
+        log: Takes a line about each of those.
     """
     alive = []
     for run in active_runs(instance, target.job_id, target.keys):
-        if is_silent(instance, run, target.dagster_name, leader):
+        if never_launched(instance, run):
+            log(
+                f"Job {target.job_id}: run {run.run_id} was created, but Dagster has not launched it since "
+                f"{utc(last_sign_of_life(instance, run))}. Delete it."
+            )
+        elif is_silent(instance, run, target.dagster_name, leader):
             log(
                 f"Job {target.job_id}: run {run.run_id} is started, but has shown no sign of life since "
                 f"{utc(last_sign_of_life(instance, run))}. Its process is gone: set it to canceled in the UI."

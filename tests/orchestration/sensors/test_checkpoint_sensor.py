@@ -271,6 +271,23 @@ def test_a_run_whose_machine_was_lost_is_no_reason_to_wait(
     assert f"run {lost.run_id} is started, but has shown no sign of life since" in capsys.readouterr().err
 
 
+def test_a_run_that_dagster_failed_to_launch_is_no_reason_to_wait(
+    tmp_path: Path,
+    tick: Any,
+    assets: list[AssetsDefinition],
+    instance: DagsterInstance,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    complete(tmp_path, 4)
+    created = create_run_for_test(instance, tags={JOB_TAG: "words"}, status=DagsterRunStatus.NOT_STARTED)
+    sensor = build_checkpoint_sensor(assets, interval=MINUTE)
+    assert tick(sensor).skip_message == f"Job words: run {created.run_id} is still working on it.", "it may be just now"
+    monkeypatch.setattr(exclusive_run, "SILENT_SECONDS", 0.0)
+    assert tick(sensor).run_requests
+    assert f"run {created.run_id} was created, but Dagster has not launched it since" in capsys.readouterr().err
+
+
 def test_runs_of_other_jobs_do_not_matter(tick: Any, assets: list[AssetsDefinition], instance: DagsterInstance) -> None:
     create_run_for_test(instance, tags={JOB_TAG: "other"}, status=DagsterRunStatus.STARTED)
     create_run_for_test(instance, tags={JOB_TAG: "words"}, status=DagsterRunStatus.SUCCESS)

@@ -145,6 +145,22 @@ def test_a_run_whose_machine_was_lost_is_replaced_although_it_is_started(
     assert isinstance(again, RunRequest) and again.tags[RESTART_TAG] == after
 
 
+@pytest.mark.parametrize("before", [SUCCESS, FAILED])
+def test_a_run_that_dagster_failed_to_launch_is_asked_for_again(
+    words: Supervised, monkeypatch: pytest.MonkeyPatch, before: DagsterRunStatus
+) -> None:
+    words.ran(before)
+    strategy = FixedDelayRestart(1, timedelta(0))
+    asked = words.tick(strategy=strategy)
+    assert isinstance(asked, RunRequest)
+    created = words.ran(DagsterRunStatus.NOT_STARTED, tags=dict(asked.tags))
+    assert words.tick() == f"Job words: run {created} works on it."
+    monkeypatch.setattr(exclusive_run, "SILENT_SECONDS", 0.0)
+    again = words.tick(strategy=strategy)
+    assert isinstance(again, RunRequest)
+    assert again.run_key == asked.run_key, "for a run of this key, Dagster launches the one that it has created"
+
+
 def test_a_run_whose_machine_was_lost_hides_no_later_one(words: Supervised, monkeypatch: pytest.MonkeyPatch) -> None:
     lost = words.ran(DagsterRunStatus.STARTED)
     started = DagsterEvent(DagsterEventType.STEP_START.value, "words_restart", step_key="words")
