@@ -15,6 +15,7 @@ from dagster_flinkpy.errors import ConfigurationError
 from dagster_flinkpy.orchestration.dagster_internals import CoercibleToAssetKey, TableMetadataSet, UriMetadataSet
 from dagster_flinkpy.orchestration.failure import flink_failures
 from dagster_flinkpy.orchestration.resources import StorageResource, resolved
+from dagster_flinkpy.orchestration.run_tries import first_try
 from dagster_flinkpy.orchestration.table_columns import table_columns
 from dagster_flinkpy.storage import StorageLocation
 
@@ -406,7 +407,8 @@ class KafkaSinkResource(TwoPhaseCommitSinkResource):
 
         If the block raises, nothing is written. **A run writes once**: if it is retried after it has written, or dies
         while it writes, its records are in the topic once, and those of the retry are dropped. Another run of the asset
-        or of a partition, such as a backfill, **adds its records to those that are there**.
+        or of a partition, such as a backfill, **adds its records to those that are there**; so does one that repeats a
+        run that has succeeded.
 
         A transaction of an asset and topic in a run is one; a second one fails. Rows become JSON objects.
 
@@ -426,7 +428,7 @@ class KafkaSinkResource(TwoPhaseCommitSinkResource):
         with flink_failures(context.log):
             if unfit := sorted({"record_serializer", "run_key"} & set(options)):
                 raise ConfigurationError(f"a transaction writes JSON objects, once in a run: leave out {unfit[0]}")
-        run_key = context.run.root_run_id or context.run.tags.get("dagster/root_run_id") or context.run.run_id
+        run_key = first_try(context.instance, context.run)
         with super().transaction(context, table, asset_key=asset_key, run_key=run_key, **options) as transaction:
             yield transaction
 

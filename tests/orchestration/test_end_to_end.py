@@ -14,7 +14,7 @@ from dagster_flinkpy.checkpoint.offline import restore_savepoint
 from dagster_flinkpy.checkpoint.store import CompletedCheckpointStore
 from dagster_flinkpy.common.clock import current_millis
 from dagster_flinkpy.orchestration import build_flink_jobs, flink_assets
-from dagster_flinkpy.orchestration.runs.runs_of_job import FIRST_TRY_TAG
+from dagster_flinkpy.orchestration.run_tries import FIRST_TRY_TAG
 from dagster_flinkpy.storage import StorageLocation
 from tests.orchestration.programs import Count, word_count
 

@@ -9,6 +9,8 @@ from typing import Any
 import dagster as dg
 import pyarrow as pa
 import pytest
+from dagster._core.definitions.job_base import InMemoryJob
+from dagster._core.execution.api import execute_run_iterator
 
 from dagster_flinkpy.common import Types
 from dagster_flinkpy.common.serialization import SimpleStringSchema
@@ -34,6 +36,18 @@ class Deployment:
         resources = {"topics": self.topics}
         result = dg.materialize([asset], instance=self.instance, resources=resources, raise_on_error=False, **options)
         return result.success
+
+    def run_again(self, asset: Any) -> bool:
+        """Repeats the newest run, as the button on its page does."""
+        (record,) = self.instance.get_run_records(limit=1)
+        before = record.dagster_run
+        defs = dg.Definitions([asset], resources={"topics": self.topics}, executor=dg.in_process_executor)
+        job = defs.resolve_implicit_global_asset_job_def()
+        root = before.root_run_id or before.run_id
+        tags = {"dagster/parent_run_id": before.run_id, "dagster/root_run_id": root}
+        run = self.instance.create_run_for_job(job, parent_run_id=before.run_id, root_run_id=root, tags=tags)
+        events = [*execute_run_iterator(InMemoryJob(job), run, self.instance)]
+        return events[-1].is_job_success
 
     def numbers(self) -> list[int]:
         return sorted(json.loads(value or b"")["n"] for _, value in self.cluster.records)
@@ -74,6 +88,23 @@ def test_a_run_that_is_retried_after_it_has_written_adds_nothing(deployment: Dep
     assert (deployment.numbers(), deployment.staged()) == ([1, 2], [])
 
 
+def test_a_run_that_repeats_another_adds_if_that_one_has_succeeded(deployment: Deployment) -> None:
+    fails = True
+
+    def fail(retry: int) -> None:
+        if fails:
+            raise ConnectionError
+
+    asset = writing(fail, retries=0)
+    assert not deployment.run(asset)
+    assert not deployment.run_again(asset)
+    fails = False
+    assert deployment.run_again(asset)
+    assert deployment.numbers() == [1, 2], "all of these are tries of one run"
+    assert deployment.run_again(asset)
+    assert deployment.numbers() == [1, 1, 2, 2]
+
+
 def test_another_run_adds(deployment: Deployment) -> None:
     asset = writing(partitions_def=DAYS)
     for day in ("x", "y", "x"):
@@ -110,8 +141,7 @@ def test_a_run_that_dies_while_it_writes_writes_once(
     monkeypatch.setattr(FakeProducer, step, crashing)
     asset = writing(retries=0)
     assert not deployment.run(asset)
-    (died,) = deployment.instance.get_runs()
-    assert deployment.run(asset, tags={"dagster/root_run_id": died.run_id} if is_retry else {})
+    assert deployment.run_again(asset) if is_retry else deployment.run(asset)
     expected = [1, 2] if is_retry else [1, 1, 2, 2]  # another run adds its own
     assert (deployment.numbers(), deployment.staged(), deployment.cluster.open) == (expected, [], {})
     (ledger,) = OutputLedger.all(deployment.topics.location().open())

@@ -28,6 +28,7 @@ from dagster_flinkpy.orchestration.dagster_internals import (
     ROOT_RUN_ID_TAG,
 )
 from dagster_flinkpy.orchestration.flink_job import FlinkJob
+from dagster_flinkpy.orchestration.run_tries import FIRST_TRY_TAG
 from dagster_flinkpy.orchestration.runs.exclusive_run import (
     POLL_SECONDS,
     SILENT_SECONDS,
@@ -38,7 +39,7 @@ from dagster_flinkpy.orchestration.runs.exclusive_run import (
     utc,
 )
 from dagster_flinkpy.orchestration.runs.partition_start import time_partition
-from dagster_flinkpy.orchestration.runs.runs_of_job import FIRST_TRY_TAG, works_on
+from dagster_flinkpy.orchestration.runs.runs_of_job import works_on
 from dagster_flinkpy.storage import lease
 from dagster_flinkpy.storage.object_store import ObjectStore
 

@@ -34,10 +34,10 @@ from dagster_flinkpy.orchestration.run_config import (
     SwitchConfig,
     UpgradeConfig,
 )
+from dagster_flinkpy.orchestration.run_tries import first_try
 from dagster_flinkpy.orchestration.runs.old_runs import old_runs
 from dagster_flinkpy.orchestration.runs.report import asset_metadata, place
 from dagster_flinkpy.orchestration.runs.running_job import ask_running_job, refuse_beside_others
-from dagster_flinkpy.orchestration.runs.runs_of_job import first_try
 from dagster_flinkpy.orchestration.runs.worker_logs import to_run
 from dagster_flinkpy.storage import StorageLocation
 

@@ -22,12 +22,10 @@ from dagster_flinkpy.orchestration.flink_job import JOB_TAG
 
 __all__ = [
     "CHECKPOINT_TAG",
-    "FIRST_TRY_TAG",
     "RESTART_TAG",
     "SAVEPOINT_TAG",
     "active_runs",
     "cut_short",
-    "first_try",
     "goes_on",
     "next_run_key",
     "operation_of",
@@ -44,8 +42,6 @@ SAVEPOINT_TAG = "flink/savepoint_of"
 """Run tag: the id of the checkpoint that a run is to keep as a savepoint."""
 RESTART_TAG = "flink/restart_of"
 """Run tag: the id of the failed run that a run replaces."""
-FIRST_TRY_TAG = "flink/first_try"
-"""Run tag of a restarted run: the id of the run that failed first."""
 _PLANNED = 50
 _OPERATIONS = ("savepoint", "stop", "restore", "rescale", "reset", "switch", "rollback")
 """Jobs of `build_flink_jobs` that are attempts of the job but run no epoch of it."""
@@ -55,21 +51,6 @@ _in_snapshot: dict[str, frozenset[str]] = {}
 snapshot, so it stands for the same in every instance, and threads that look at once find the same."""
 _checked_in_plan: dict[str, frozenset[str]] = {}
 """The Flink jobs of whose steps an execution plan selects only checks, by id of the plan's snapshot."""
-
-
-def first_try(instance: DagsterInstance, run: DagsterRun) -> str:
-    """Returns the id of the first run that this run retries, whoever started the retries, or its own id.
-
-    A run that repeats one that succeeded is not a retry.
-
-    Args:
-        instance: Where runs are recorded.
-        run: The run.
-    """
-    parent = instance.get_run_by_id(run.parent_run_id) if run.parent_run_id else None
-    if parent is not None:
-        return run.run_id if parent.is_success else first_try(instance, parent)
-    return run.tags.get(FIRST_TRY_TAG) or run.root_run_id or run.run_id
 
 
 def works_on(instance: DagsterInstance, run: DagsterRun, job_id: str, asset_keys: Collection[AssetKey]) -> bool:

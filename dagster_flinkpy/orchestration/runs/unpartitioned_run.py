@@ -10,10 +10,10 @@ from dagster_flinkpy.orchestration.failure import as_failure
 from dagster_flinkpy.orchestration.flink_job import FlinkJob
 from dagster_flinkpy.orchestration.resources import CheckpointStorageResource, SparkResource
 from dagster_flinkpy.orchestration.run_config import FlinkRunConfig
+from dagster_flinkpy.orchestration.run_tries import first_try
 from dagster_flinkpy.orchestration.runs.asset_enumerator import assets_from
 from dagster_flinkpy.orchestration.runs.epoch_events import EpochEvents
 from dagster_flinkpy.orchestration.runs.job_run import JobRun
-from dagster_flinkpy.orchestration.runs.runs_of_job import first_try
 from dagster_flinkpy.orchestration.runs.termination import interrupts_passed_to
 from dagster_flinkpy.orchestration.runs.worker_logs import to_run
 

@@ -36,12 +36,11 @@ from dagster_flinkpy.orchestration.dagster_internals import (
 )
 from dagster_flinkpy.orchestration.failure import retry_is_pointless
 from dagster_flinkpy.orchestration.flink_job import JOB_TAG
+from dagster_flinkpy.orchestration.run_tries import FIRST_TRY_TAG, first_try
 from dagster_flinkpy.orchestration.runs.exclusive_run import never_launched
 from dagster_flinkpy.orchestration.runs.runs_of_job import (
-    FIRST_TRY_TAG,
     RESTART_TAG,
     cut_short,
-    first_try,
     goes_on,
     operation_of,
     recent_runs,

@@ -40,7 +40,8 @@ from dagster_flinkpy.orchestration import (
 )
 from dagster_flinkpy.orchestration.failure import retry_is_pointless
 from dagster_flinkpy.orchestration.flink_job import JOB_TAG
-from dagster_flinkpy.orchestration.runs.runs_of_job import FIRST_TRY_TAG, RESTART_TAG, first_try, recent_runs
+from dagster_flinkpy.orchestration.run_tries import FIRST_TRY_TAG, first_try
+from dagster_flinkpy.orchestration.runs.runs_of_job import RESTART_TAG, recent_runs
 from dagster_flinkpy.orchestration.sensors import restart_sensor
 from dagster_flinkpy.orchestration.sensors.restart_sensor import Restart, next_restart
 from dagster_flinkpy.orchestration.sensors.targets import FlinkTarget
