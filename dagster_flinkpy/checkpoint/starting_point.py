@@ -150,7 +150,7 @@ class Restore:
             if attempt.latest is not None:
                 latest = attempt.latest.checkpoint_id
                 self.progress(f"starting from empty state; the state of checkpoint {latest} is not restored")
-            self._tell_of_rows_since(0)
+            self._tell_of_rows_since(0, attempt)
             return None
         if self.path is None:
             return attempt.latest and without_committed(attempt.latest, graph, attempt.committed)
@@ -190,7 +190,7 @@ class Restore:
         files = found.files.open()
         savepoint = import_savepoint(location.open(), store.store, f"{attempt.token}-0", files=files)
         attempt.start_after(savepoint.checkpoint_id)
-        self._tell_of_rows_since(savepoint.last_of(job.name))  # the sinks know the checkpoints of no other job
+        self._tell_of_rows_since(savepoint.last_of(job.name), attempt)  # the sinks know the checkpoints of no other job
         self.claimed = location if self.claim_mode is RecoveryClaimMode.CLAIM else None
         return savepoint
 
@@ -216,7 +216,7 @@ class Restore:
                         f"chk-{checkpoint_id} is not claimed: it is kept until 'flinkpy savepoint dispose "
                         f"{store.store.url}/chk-{checkpoint_id}'"
                     )
-                self._tell_of_rows_since(checkpoint_id)
+                self._tell_of_rows_since(checkpoint_id, attempt)
                 # Whoever restores it may know that a target has lost rows.
                 there = {u: i for u, i in metadata.commits.items() if self.last_committed.get(u, 0) >= i}
                 return replace(without_committables(metadata), properties={**metadata.properties, COMMITS: there})
@@ -226,8 +226,10 @@ class Restore:
             lost = ". Its HEAD was lost: 'flinkpy checkpoints recover' rebuilds it from the checkpoints that exist"
         raise RestoreError(f"job {job_id!r} has no checkpoint {self.path!r}; it keeps {names}{lost}")
 
-    def _tell_of_rows_since(self, checkpoint_id: int) -> None:
+    def _tell_of_rows_since(self, checkpoint_id: int, attempt: Attempt) -> None:
         """Says which sinks have rows of later checkpoints, which a job that goes back writes again."""
+        if attempt.latest is not None and attempt.latest.end_of is not None:
+            return  # partitions that run again replace their rows
         since = f"since checkpoint {checkpoint_id} " if checkpoint_id else ""
         for uid, last in self.last_committed.items():
             if last > checkpoint_id:

@@ -210,7 +210,8 @@ def _checkpoint_to_go_back_to(job: StorageLocation, savepoint: StorageLocation) 
     """Returns the last checkpoint of the job that a savepoint knows of, 0 if none; None if no later one has rows."""
     with suppress(FlinkPyError):  # the restore says so, or mends it
         latest, kept = CompletedCheckpointStore(job.open()).latest(), load_savepoint(savepoint.open())
-        if latest is not None and latest.checkpoint_id > (since := kept.last_of(job.name)):
+        partitioned = latest is not None and latest.end_of is not None  # what runs again replaces its rows
+        if latest is not None and not partitioned and latest.checkpoint_id > (since := kept.last_of(job.name)):
             return since
     return None
 

@@ -121,3 +121,7 @@ class TwoPhaseCommitSinkFunction(TwoPhaseCommittingSink):
 
     def create_committer(self, context: CommitterInitContext) -> Committer:
         return call_registered("transaction_committer", self, context)
+
+    @property
+    def replaces_whole_partitions(self) -> bool:
+        return False

@@ -540,9 +540,8 @@ class Committer(ABC):
         """Returns the newest checkpoint from which this job and uid committed anything, 0 if none, or None if unknown.
 
         It is called if the job's own record is lost, and before operators are recomputed. A committer with
-        `replace_epochs` needs it: otherwise rows that a checkpoint does not know stay beside the new ones.
-
-        Default: None.
+        `replace_epochs` needs it: otherwise rows that a checkpoint does not know stay beside the new ones. The default
+        is None.
         """
         return None
 
@@ -567,10 +566,7 @@ class Committer(ABC):
 
 
 class TwoPhaseCommittingSink(Sink):
-    """A sink that commits, after the checkpoint has completed, what its writers prepared.
-
-    Flink 2 has it as ``SupportsCommitter``; the name is that of Flink 1.
-    """
+    """A sink that commits, after the checkpoint is complete, what writers prepared (Flink 2: ``SupportsCommitter``)."""
 
     @abstractmethod
     def create_writer(self, context: WriterInitContext, type_info: TypeInformation) -> CommittingSinkWriter:
@@ -581,9 +577,12 @@ class TwoPhaseCommittingSink(Sink):
         """Returns a committer for the sink."""
 
     @property
-    def replaces_whole_partitions(self) -> bool:
-        """Whether a time partition replaces all its rows, so that no two sinks of a job may have one `uri`: no."""
-        return False
+    def replaces_whole_partitions(self) -> bool | None:
+        """Whether a time partition replaces all its rows, so that no two sinks of a job may have one `uri`.
+
+        False: it cannot replace them, so the job cannot have partitions. None, the default: the committer knows.
+        """
+        return None
 
     def for_owner(self, owner: str) -> TwoPhaseCommittingSink:
         """Returns the sink with which an owner, such as an asset, replaces what it has written, and nothing of others.

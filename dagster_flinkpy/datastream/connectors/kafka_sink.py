@@ -216,6 +216,10 @@ class TransactionalKafkaSink(KafkaSink, TwoPhaseCommittingSink):
         name = "kafka_committer" if self.owner is None else "kafka_appending_committer"
         return call_registered(name, self, context)
 
+    @property
+    def replaces_whole_partitions(self) -> bool:
+        return False
+
     def for_owner(self, owner: str) -> TransactionalKafkaSink:
         """Returns the sink with which an owner, such as an asset, writes in transactions. They add and never replace.
 

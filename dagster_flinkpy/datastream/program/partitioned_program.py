@@ -12,14 +12,17 @@ from dagster_flinkpy.datastream.operator_specs import BlockingEdgeSourceSpec, Op
 from dagster_flinkpy.datastream.program.job_graph import JobGraph
 from dagster_flinkpy.errors import ConfigurationError
 
-__all__ = ["check_partitioned", "of_partition"]
+__all__ = ["check_partitioned", "of_partition", "replaces_no_partition"]
 
 
 def check_partitioned(graph: JobGraph, partition: TimePartition) -> None:
-    """Checks that all sources can be read by partition. Blocking edges have what the regions before them have read.
+    """Checks that all sources can be read, and all sinks written, by partition.
+
+    Blocking edges have what the regions before them have read.
 
     Raises:
-        ConfigurationError: A source cannot, or two sinks replace the rows of each other. The message names them.
+        ConfigurationError: A source or a sink cannot, or two sinks replace the rows of each other. The message names
+            them.
     """
     _check_targets(graph)
     for vertex in graph.vertices:
@@ -42,11 +45,15 @@ def check_partitioned(graph: JobGraph, partition: TimePartition) -> None:
 
 
 def _check_targets(graph: JobGraph) -> None:
-    """Checks that no sink replaces what another one has just written for the same partition."""
+    """Checks that sinks replace the rows of a partition, and not what another one has just written for it."""
     by_uri = dict[str, str]()
     for vertex in graph.vertices:
         sink = vertex.spec.sink if isinstance(vertex.spec, SinkSpec) else None
-        if not isinstance(sink, TwoPhaseCommittingSink) or not sink.replaces_whole_partitions or not sink.uri():
+        if not isinstance(sink, TwoPhaseCommittingSink):
+            continue
+        if sink.replaces_whole_partitions is False:
+            raise replaces_no_partition(vertex.uid, type(sink).__name__)
+        if not sink.replaces_whole_partitions or not sink.uri():
             continue
         uri = str(sink.uri())
         if (other := by_uri.setdefault(uri, vertex.uid)) != vertex.uid:
@@ -55,6 +62,15 @@ def _check_targets(graph: JobGraph) -> None:
                 "replace the rows that the other one has written for the partition. Write both streams with one sink, "
                 "as in one.union(other).sink_to(...), or give each a table of its own"
             )
+
+
+def replaces_no_partition(uid: str, kind: str) -> ConfigurationError:
+    """Returns the error that a sink, or its committer, cannot replace the rows of a partition."""
+    return ConfigurationError(
+        f"sink {uid!r} ({kind}) cannot replace the rows of a partition that runs again, so the job cannot have "
+        "partitions_def: give a DeltaSink, IcebergSink or PostgresSink partition_column=... and no key, write files, "
+        "or leave out partitions_def. A sink of your own needs a committer with replace_partition"
+    )
 
 
 def of_partition(graph: JobGraph, partition: TimePartition) -> JobGraph:

@@ -105,10 +105,10 @@ def test_a_partition_that_runs_again_replaces_its_rows(
     env = environment(2)
     stream = env.from_source(Numbers(), WatermarkStrategy.no_watermarks(), "numbers").uid("numbers").rebalance()
     stream.sink_to(make(partition_column="day")).uid("sink")
-    graph = env.get_job_graph()
+    graph, told = env.get_job_graph(), list[str]()
 
     def run(*ordinals: int, **options: Any) -> None:
-        with HarnessAttempt(graph, tmp_path / "job", **options) as attempt:
+        with HarnessAttempt(graph, tmp_path / "job", on_progress=told.append, **options) as attempt:
             for ordinal in ordinals:
                 start = FIRST + timedelta(days=ordinal)
                 attempt.run_epoch(
@@ -122,6 +122,7 @@ def test_a_partition_that_runs_again_replaces_its_rows(
     assert rows() == [(1, "2024-03-01"), (2, "2024-03-01"), (30, "2024-03-02"), (31, "2024-03-02")]
     run(0, start_empty=True)
     assert len(rows()) == 4
+    assert not [line for line in told if "Delete them" in line], "who did it would delete rows that are replaced"
 
 
 def test_a_partition_with_rows_of_another_job_is_refused_until_these_are_deleted(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,11 @@ from dagster import (
     StaticPartitionsDefinition,
 )
 
+from dagster_flinkpy.common import Types
+from dagster_flinkpy.connectors import DeltaSink, PostgresSink
+from dagster_flinkpy.datastream import StreamExecutionEnvironment
+from dagster_flinkpy.datastream.connectors.base import Sink
+from dagster_flinkpy.datastream.connectors.kafka import KafkaRecordSerializationSchema, KafkaSink
 from dagster_flinkpy.errors import ConfigurationError
 from dagster_flinkpy.orchestration import flink_assets
 from tests.orchestration.runs.test_partitioned_run import WEEK, letters
@@ -32,3 +38,35 @@ def test_partitions_without_an_order_are_refused_with_what_to_do_instead(
     message = f"a {type(partitions).__name__}, .* must be time windows.* for each of them with another name, or make it"
     with pytest.raises(ConfigurationError, match=message):
         flink_assets(letters(tmp_path), name="letters", partitions_def=partitions)
+
+
+WORD = Types.ROW_NAMED(["word"], [Types.STRING()])
+
+
+def topic(folder: str) -> Sink:
+    values = KafkaRecordSerializationSchema.builder().set_topic("t").build()
+    return KafkaSink.builder().set_bootstrap_servers("b:1").set_record_serializer(values).set_staging(folder).build()
+
+
+@pytest.mark.parametrize(
+    "sink",
+    [
+        lambda folder: DeltaSink(folder, key=["word"]),
+        lambda folder: DeltaSink(folder),
+        lambda folder: PostgresSink("host=nowhere", "t", folder, key=["word"]),
+        topic,
+    ],
+    ids=["delta-key", "delta", "postgres-key", "kafka"],
+)
+def test_sinks_that_cannot_replace_a_partition_are_refused_before_they_create_a_table(
+    tmp_path: Path, sink: Callable[[str], Sink]
+) -> None:
+    def program() -> StreamExecutionEnvironment:
+        env = letters(tmp_path / "letters")
+        env.from_collection([], WORD).uid("none").static().sink_to(sink(str(tmp_path / "t"))).uid("upserts")
+        return env
+
+    message = r"'upserts' \(\w+\) cannot replace .*, so the job cannot have partitions_def: give .* partition_column"
+    with pytest.raises(ConfigurationError, match=message):
+        flink_assets(program, name="letters", partitions_def=WEEK)
+    assert not (tmp_path / "t").exists()

@@ -342,7 +342,7 @@ def test_a_sink_that_cannot_replace_a_partition_is_refused_before_anything_is_co
     letters = env.from_source(Letters(), WatermarkStrategy.no_watermarks(), "letters").uid("letters")
     letters.sink_to(FolderSink(tmp_path / "out")).uid("folder")
     with HarnessAttempt(env.get_job_graph(), tmp_path / "state") as attempt:
-        with pytest.raises(ConfigurationError, match=r"sink 'folder' \(_FolderCommitter\) cannot be written by part"):
+        with pytest.raises(ConfigurationError, match=r"sink 'folder' \(_FolderCommitter\) cannot replace the rows"):
             attempt.run_epoch(partition=day(0))
         assert attempt.latest is None
 

@@ -17,6 +17,7 @@ from dagster_flinkpy.datastream.connectors.base import (
 )
 from dagster_flinkpy.datastream.operator_specs import SinkSpec
 from dagster_flinkpy.datastream.program.job_graph import JobGraph
+from dagster_flinkpy.datastream.program.partitioned_program import replaces_no_partition
 from dagster_flinkpy.errors import (
     CommitRefusedError,
     CommittableLostError,
@@ -126,10 +127,7 @@ class Committers:
         """
         for uid, committer in self._committers.items():
             if type(committer).replace_partition is Committer.replace_partition:
-                raise ConfigurationError(
-                    f"sink {uid!r} ({type(committer).__qualname__}) cannot be written by partition: it has no "
-                    "replace_partition method, which is needed to run a partition again"
-                )
+                raise replaces_no_partition(uid, type(committer).__qualname__)
 
     def check_targets(self, metadata: CheckpointMetadata) -> None:
         """Checks that sinks write where their rows of a checkpoint belong, which may still be to commit.
