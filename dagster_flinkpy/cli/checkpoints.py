@@ -51,13 +51,13 @@ def list_checkpoints(directory: str, endpoint_url: str | None, as_json: bool) ->
         ]
         click.echo(json.dumps(facts, indent=2))
         return
-    table = plain_table("job", "#checkpoint", "status", "completed", "#state bytes", "end of input", "path")
+    table = plain_table("job", "#checkpoint", "status", "completed", "#state bytes", "end of input", "end of", "path")
     for job, entry in rows:
         try:
             metadata = jobs[job].load(entry.path)
-            facts_of = [f"{metadata.state_bytes:,}", "yes" if metadata.end_of_input else "no"]
+            facts_of = [f"{metadata.state_bytes:,}", "yes" if metadata.end_of_input else "no", metadata.end_of or "-"]
         except CorruptMetadataError:
-            facts_of = ["[red]damaged[/]", ""]
+            facts_of = ["[red]damaged[/]", "", ""]
         when = time_of(entry.last_modified)
         table.add_row(job, str(entry.checkpoint_id), entry.status.value, when, *facts_of, entry.path)
     console_of_width().print(table)

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import sys
+from importlib.abc import MetaPathFinder
+from typing import Any
+
 __all__ = ["missing", "missing_method"]
 
 _EVENT_TIME = "leave it out, and give sources a WatermarkStrategy: event time is always on"
@@ -97,6 +101,36 @@ _INSTEAD_OF_METHODS = {
     "set_stream_time_characteristic": _EVENT_TIME,
     "set_uid_hash": "use uid()",
 }
+_INSTEAD_OF_MODULES = {
+    "table": "there is no Table API: declare streams, or use DataFrames of Spark, as with from_spark()",
+    "java_gateway": "nothing runs in a JVM",
+    "common.restart_strategy": _RESTART,
+    "datastream.checkpoint_storage": _STORAGE,
+    "datastream.state_backend": _BACKEND,
+    "datastream.connectors.cassandra": _OWN_SINK,
+    "datastream.connectors.elasticsearch": _OWN_SINK,
+    "datastream.connectors.hybrid_source": "union() two sources",
+    "datastream.connectors.jdbc": _POSTGRES,
+    "datastream.connectors.kinesis": _INSTEAD["FlinkKinesisConsumer"],
+    "datastream.connectors.pulsar": _OWN_SOURCE,
+    "datastream.connectors.rabbitmq": _OWN_SOURCE,
+    "datastream.formats.avro": _INSTEAD["AvroRowDeserializationSchema"],
+    "datastream.formats.orc": _PARQUET,
+    "datastream.formats.parquet": _PARQUET,
+}
+
+
+class _MissingModules(MetaPathFinder):
+    """Is asked last for a module, and tells what replaces one of PyFlink that nobody has found."""
+
+    def find_spec(self, fullname: str, path: Any, target: Any = None) -> None:
+        package, _, name = fullname.partition(".")
+        if package == __package__.partition(".")[0] and name in _INSTEAD_OF_MODULES:
+            said = f"{package} does not have PyFlink's module {name}: {_INSTEAD_OF_MODULES[name]}"
+            raise ModuleNotFoundError(said, name=fullname)
+
+
+sys.meta_path.append(_MissingModules())
 
 
 def missing(module: str, name: str) -> Exception:

@@ -19,6 +19,7 @@ from dagster_flinkpy.errors import FencedError
 from dagster_flinkpy.storage import lease
 from dagster_flinkpy.storage.local import LocalObjectStore
 from tests.runtime.harness import HarnessAttempt, collect_graph, collected
+from tests.runtime.master.test_partitions import Job
 from tests.runtime.programs import COUNTED, CountPerKey, FolderSink, environment, events
 
 RECORDS = [(f"k{i % 4}", i * 10, i) for i in range(24)]
@@ -162,6 +163,17 @@ def test_restore_over_a_job(job: Path) -> None:
     assert counts(job.parent) == REST
     with HarnessAttempt(counted(), job.parent) as attempt:
         assert attempt.finished
+
+
+def test_a_job_with_partitions_shows_whose_end_a_checkpoint_has_and_replaces_rows(tmp_path: Path) -> None:
+    partitioned, job = Job(tmp_path), tmp_path / "state" / "job"
+    partitioned.run(0, 0)
+    savepoint = printed("savepoint", "trigger", job).strip()
+    partitioned.run(1, 1)
+    ends = [line.split()[-2] for line in printed("checkpoints", "list", job).splitlines()[1:]]
+    assert ends == ["2024-03-01", "2024-03-02"]
+    said = CliRunner().invoke(main, ["savepoint", "restore", savepoint, str(job)])
+    assert said.exit_code == 0 and "what sinks have committed" not in said.stderr, said.stderr
 
 
 def test_who_goes_back_is_told_of_the_rows_that_stay(job: Path) -> None:

@@ -40,9 +40,22 @@ def test_each_public_class_of_pyflink_that_is_absent_says_what_to_use_instead(mo
             getattr(ours, name)
 
 
+@pytest.mark.parametrize(
+    ("module", "instead"),
+    [("datastream.connectors.jdbc", "use PostgresSink"), ("table", "no Table API"), ("table.udf", "no Table API")],
+)
+def test_an_import_of_a_module_says_what_to_use_instead(module: str, instead: str) -> None:
+    with pytest.raises(ModuleNotFoundError, match=f"does not have PyFlink's module .*: .*{instead}"):
+        importlib.import_module(f"dagster_flinkpy.{module}")
+    with pytest.raises(ModuleNotFoundError, match=r"No module named 'dagster_flinkpy\.nothing'"):
+        importlib.import_module("dagster_flinkpy.nothing")
+
+
 def test_what_replaces_a_name_can_be_imported() -> None:
     named = set()
-    for name, text in (former_names._INSTEAD | former_names._INSTEAD_OF_METHODS).items():
+    for name, text in (
+        former_names._INSTEAD | former_names._INSTEAD_OF_METHODS | former_names._INSTEAD_OF_MODULES
+    ).items():
         for module in re.findall(r"import it from ([\w.]+\w)", text):
             named.add((name, module))
         for first, second, module in re.findall(

@@ -70,7 +70,7 @@ def _max_parallelism(program: StreamProgram[Any], configuration: Configuration, 
 
 
 def _runtime_mode(program: StreamProgram[Any], configuration: Configuration, name: str) -> None:
-    program.set_runtime_mode(_member(RuntimeExecutionMode, configuration.get_string(name, "")), stacklevel=6)
+    program.set_runtime_mode(_member(RuntimeExecutionMode, configuration, name), stacklevel=6)
 
 
 def _interval(program: StreamProgram[Any], configuration: Configuration, name: str) -> None:
@@ -94,7 +94,7 @@ def _non_restored_state(program: StreamProgram[Any], configuration: Configuratio
 
 
 def _state_backend(program: StreamProgram[Any], configuration: Configuration, name: str) -> None:
-    program.checkpoint_config.state_backend = _member(StateBackendType, configuration.get_string(name, ""))
+    program.checkpoint_config.state_backend = _member(StateBackendType, configuration, name)
 
 
 def _managed_memory(program: StreamProgram[Any], configuration: Configuration, name: str) -> None:
@@ -121,13 +121,15 @@ def _duration(configuration: Configuration, name: str) -> timedelta:
     return parse_duration(configuration.get_string(name, ""))
 
 
-def _member(kind: type[E], name: str) -> E:
+def _member(kind: type[E], configuration: Configuration, option: str) -> E:
     """Returns the enum member that an option names, in upper or lower case, with ``-`` or ``_``."""
+    value = configuration.get_string(option, "")
     try:
-        return kind[name.strip().upper().replace("-", "_")]
+        return kind[value.strip().upper().replace("-", "_")]
     except KeyError:
-        known = ", ".join(member.name for member in kind)
-        raise ConfigurationError(f"{name!r} is not a valid {kind.__name__}; use one of {known}") from None
+        known = ", ".join(member.name.lower() for member in kind)
+        hint = "; columnar, the default, has state of any size on disk, as rocksdb has" if value == "rocksdb" else ""
+        raise ConfigurationError(f"option {option!r} is {value!r}, and must be one of: {known}{hint}") from None
 
 
 _CHECKPOINTING = "execution.checkpointing."
@@ -140,7 +142,7 @@ OPTIONS: Mapping[str, Option] = {
         round(_duration(c, k) / timedelta(milliseconds=1))
     ),
     "execution.require-all-slots": lambda p, c, k: p.config.set_require_all_slots(c.get_boolean(k, False)),
-    "execution.exchange": lambda p, c, k: _exchange(p, mode=_member(ExchangeMode, c.get_string(k, ""))),
+    "execution.exchange": lambda p, c, k: _exchange(p, mode=_member(ExchangeMode, c, k)),
     "execution.buffer-timeout.interval": lambda p, c, k: _exchange(p, buffer_timeout=_duration(c, k)),
     "slot.request.timeout": lambda p, c, k: _exchange(p, slot_request_timeout=_duration(c, k)),
     "taskmanager.numberOfTaskSlots": lambda p, c, k: _exchange(p, task_slots=c.get_integer(k, 1)),
@@ -155,7 +157,7 @@ OPTIONS: Mapping[str, Option] = {
     f"{_CHECKPOINTING}interval": _interval,
     f"{_CHECKPOINTING}dir": lambda p, c, k: p.checkpoint_config.set_checkpoint_storage_dir(c.get_string(k, "")),
     f"{_CHECKPOINTING}mode": lambda p, c, k: p.checkpoint_config.set_checkpointing_mode(
-        _member(CheckpointingMode, c.get_string(k, ""))
+        _member(CheckpointingMode, c, k)
     ),
     f"{_CHECKPOINTING}timeout": _timeout,
     f"{_CHECKPOINTING}min-pause": _min_pause,
@@ -171,11 +173,11 @@ OPTIONS: Mapping[str, Option] = {
     f"{_CHECKPOINTING}aligned-checkpoint-timeout": _aligned_timeout,
     f"{_CHECKPOINTING}externalized-checkpoint-retention": (
         lambda p, c, k: p.checkpoint_config.set_externalized_checkpoint_retention(
-            _member(ExternalizedCheckpointRetention, c.get_string(k, ""))
+            _member(ExternalizedCheckpointRetention, c, k)
         )
     ),
     "execution.state-recovery.claim-mode": lambda p, c, k: p.checkpoint_config.set_recovery_claim_mode(
-        _member(RecoveryClaimMode, c.get_string(k, ""))
+        _member(RecoveryClaimMode, c, k)
     ),
     "execution.state-recovery.path": _savepoint_path,
     "execution.state-recovery.ignore-unclaimed-state": _non_restored_state,
