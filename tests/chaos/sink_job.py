@@ -99,12 +99,12 @@ class _Trap:
     """
 
     def __init__(self, order: Order, pipe: Connection) -> None:
-        self._order, self._pipe, self.armed = order, pipe, False
+        self._order, self._pipe, self.armed, self.sprung = order, pipe, False, False
 
     def reached(self) -> None:
-        if not self.armed:
+        if not self.armed or self.sprung:
             return
-        self.armed = False
+        self.sprung = True  # who sleeps, and wakes before another one leads the job, goes on
         self._pipe.send("caught")
         os.kill(os.getpid(), signal.SIGSTOP if self._order.sleeps else signal.SIGKILL)
         time.sleep(_SIGNAL_SECONDS)
