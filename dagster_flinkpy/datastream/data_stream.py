@@ -78,12 +78,12 @@ from dagster_flinkpy.datastream.streams.broadcast import BroadcastConnectedStrea
 from dagster_flinkpy.datastream.streams.closeable_iterator import CloseableIterator
 from dagster_flinkpy.datastream.streams.connected_streams import ConnectedStreams, MultipleConnectedStreams
 from dagster_flinkpy.datastream.streams.operator_settings import DataStreamSink, StreamSettings
+from dagster_flinkpy.datastream.streams.windowed_stream import AllWindowedStream, WindowedStream
 from dagster_flinkpy.datastream.window import (
     CountSlidingWindowAssigner,
     CountTumblingWindowAssigner,
     WindowAssigner,
 )
-from dagster_flinkpy.datastream.windowed_stream import AllWindowedStream, WindowedStream
 from dagster_flinkpy.errors import ConfigurationError, JobGraphError
 
 if TYPE_CHECKING:

@@ -14,7 +14,7 @@ from dagster_flinkpy.common.typeinfo import RowTypeInfo, TupleTypeInfo, TypeInfo
 from dagster_flinkpy.datastream.functions import KeySelector
 from dagster_flinkpy.datastream.operator_specs import as_callable
 from dagster_flinkpy.datastream.program.job_graph import StreamPartitioner
-from dagster_flinkpy.datastream.windowed_stream import NullByteKeySelector
+from dagster_flinkpy.datastream.streams.windowed_stream import NullByteKeySelector
 from dagster_flinkpy.errors import TypeMismatchError, UnsupportedKeyTypeError
 from dagster_flinkpy.runtime.shuffle.batch import KeyColumn, StreamBatch
 from dagster_flinkpy.state.keys import hash_keys

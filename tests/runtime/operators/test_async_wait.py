@@ -20,6 +20,11 @@ from dagster_flinkpy.datastream import (
     ProcessFunction,
     StreamExecutionEnvironment,
 )
+from dagster_flinkpy.datastream.async_retry_predicates import (
+    empty_result_predicate,
+    exception_type_predicate,
+    has_exception_predicate,
+)
 from dagster_flinkpy.datastream.async_retry_strategies import ExponentialBackoffDelayRetryStrategy
 from dagster_flinkpy.errors import ConfigurationError, TypeMismatchError, UserFunctionError
 from dagster_flinkpy.testing import run_local
@@ -147,19 +152,15 @@ class Flaky(AsyncFunction):
         return [value, self.calls]
 
 
-def is_empty(found: list[int]) -> bool:
-    return not found
-
-
 def is_io(error: Exception) -> bool:
-    return isinstance(error, OSError)
+    return exception_type_predicate(error, OSError)
 
 
 @pytest.mark.parametrize("error", [OSError, None])
 def test_calls_are_tried_again(error: type[Exception] | None) -> None:
     for strategy in (
-        AsyncRetryStrategy.fixed_delay(3, 1, is_empty, is_io),
-        AsyncRetryStrategy.exponential_backoff(3, 1, 4, 2.0, is_empty, is_io),
+        AsyncRetryStrategy.fixed_delay(3, 1, empty_result_predicate, is_io),
+        AsyncRetryStrategy.exponential_backoff(3, 1, 4, 2.0, empty_result_predicate, has_exception_predicate),
     ):
         flaky = Flaky(3, error)
         found = AsyncDataStream.ordered_wait_with_retry(numbers(7), flaky, Time.seconds(60), strategy, 1, LONG)
@@ -167,7 +168,7 @@ def test_calls_are_tried_again(error: type[Exception] | None) -> None:
 
 
 def test_calls_are_not_tried_again_for_ever_nor_after_other_errors() -> None:
-    strategy = AsyncRetryStrategy.fixed_delay(2, 1, is_empty, is_io)
+    strategy = AsyncRetryStrategy.fixed_delay(2, 1, empty_result_predicate, is_io)
 
     def attempts(function: AsyncFunction[Any, Any]) -> list[Any]:
         wait = AsyncDataStream.unordered_wait_with_retry
@@ -183,14 +184,14 @@ def test_calls_are_not_tried_again_for_ever_nor_after_other_errors() -> None:
 
 
 def test_the_timeout_bounds_all_attempts() -> None:
-    strategy = AsyncRetryStrategy.fixed_delay(1_000_000, 3_600_000, is_empty, None)
+    strategy = AsyncRetryStrategy.fixed_delay(1_000_000, 3_600_000, empty_result_predicate, None)
     hour = AsyncDataStream.unordered_wait_with_retry(numbers(7), Flaky(2, None), Time.milliseconds(50), strategy)
     with pytest.raises(UserFunctionError, match=r"timeout\(\)"):
         results(hour)
 
 
 def test_delays_grow_to_their_limit_for_each_record() -> None:
-    strategy = ExponentialBackoffDelayRetryStrategy(9, 10, 50, 2.0, is_empty, None)
+    strategy = ExponentialBackoffDelayRetryStrategy(9, 10, 50, 2.0, empty_result_predicate, None)
     assert [strategy.get_backoff_time_millis(n) for n in (1, 2, 3, 4, 5, 1)] == [10, 20, 40, 50, 50, 10]
 
 
@@ -279,7 +280,7 @@ WRONG = {
     ),
     "retries for ever": (
         lambda s: AsyncDataStream.ordered_wait_with_retry(
-            s, Tenfold(), Time.seconds(0), AsyncRetryStrategy.fixed_delay(1, 1, is_empty, None)
+            s, Tenfold(), Time.seconds(0), AsyncRetryStrategy.fixed_delay(1, 1, empty_result_predicate, None)
         ),
         "need a timeout greater than 0",
     ),
