@@ -15,7 +15,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cache
-from itertools import filterfalse
 from pathlib import Path
 from types import ModuleType
 
@@ -70,9 +69,8 @@ def user_modules_by_value(pickler: ModuleType) -> Iterator[None]:
 
 def _user_modules() -> list[ModuleType]:
     """Returns all modules that are not installed; only those that the program refers to are pickled."""
-    for name in filterfalse(_looked_at.__contains__, list(sys.modules)):  # another thread may import just now
-        module = sys.modules.get(name)
-        if module is not None:  # or else it may come yet
+    for name in () if _looked_at.issuperset(sys.modules) else list(sys.modules):  # a copy: another thread may import
+        if name not in _looked_at and (module := sys.modules.get(name)) is not None:  # or else it may come yet
             _looked_at.add(name)
             if _is_user_module(name, module):
                 _of_the_user.append(name)
