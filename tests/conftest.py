@@ -6,10 +6,12 @@ import gc
 import os
 import re
 import sqlite3
+import sys
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from functools import cache
 from pathlib import Path
+from types import CodeType, ModuleType
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -134,6 +136,29 @@ def migrations_are_read_once() -> Iterator[None]:
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(ScriptDirectory, "from_config", from_config)
+        yield
+
+
+@pytest.fixture(scope="session", autouse=True)
+def submodules_are_looked_up() -> Iterator[None]:
+    """Lets cloudpickle look up the modules inside of packages that a function names.
+
+    It compares the names of all modules, for each package of each function. A process of tests has seven thousand.
+    """
+    from cloudpickle import cloudpickle
+
+    def named_in(code: CodeType, prefix: str) -> Iterator[ModuleType]:
+        for name in dict.fromkeys(code.co_names):
+            if (module := sys.modules.get(f"{prefix}.{name}")) is not None:
+                yield module
+                yield from named_in(code, f"{prefix}.{name}")
+
+    def find(code: CodeType, top_level_dependencies: Iterable[Any]) -> list[ModuleType]:
+        packages = [each for each in top_level_dependencies if isinstance(each, ModuleType) and each.__package__]
+        return [module for package in packages for module in named_in(code, package.__name__)]
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(cloudpickle, "_find_imported_submodules", find)
         yield
 
 
