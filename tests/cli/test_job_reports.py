@@ -93,7 +93,7 @@ def test_show_says_where_state_was_found(tmp_path: Path) -> None:
     env = environment(2)
     numbers = random.Random(1)
     records = [(f"{numbers.getrandbits(256):x}", i, i) for i in range(2_000)]
-    stream = events(env, [*records, *records, *records], per_epoch=len(records))
+    stream = events(env, [*records, *records, *records], per_epoch=len(records), batch_size=len(records))
     stream.key_by("key").process(CountPerKey(), COUNTED).uid("counts")
     graph = env.get_job_graph()
 
