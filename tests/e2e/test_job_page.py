@@ -133,7 +133,6 @@ def test_names_are_text(page: Page, tmp_path: Path) -> None:
         expect(page.locator("img")).to_have_count(0)
 
 
-@pytest.mark.smoke
 def test_a_job_on_s3(page: Page, s3_location: StorageLocation, tmp_path: Path) -> None:
     graph, _ = failing(tmp_path)
     with HarnessAttempt(graph, s3_location) as attempt:

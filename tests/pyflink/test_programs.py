@@ -62,7 +62,6 @@ def with_a_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str
             state.destroy()
 
 
-@pytest.mark.smoke
 @pytest.mark.spark
 @pytest.mark.parametrize("name", ON_SPARK)
 def test_so_it_does_on_spark(name: str, tmp_path: Path, with_a_server: dict[str, str]) -> None:

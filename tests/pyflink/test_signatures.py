@@ -8,7 +8,11 @@ from collections.abc import Iterator
 from importlib import import_module
 from typing import Any
 
+import pytest
+
 from tests.pyflink.signatures import TARGET, signature
+
+pytestmark = pytest.mark.smoke
 
 ABSENT = {
     "No JVM, so no Java class to wrap, no jar, no class path": """

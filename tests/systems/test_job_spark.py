@@ -129,7 +129,6 @@ class Largest(KeyedMultipleInputProcessFunction):
         yield ctx.get_current_key(), *(state.value() for state in self._largest)
 
 
-@pytest.mark.smoke
 def test_three_inputs_and_a_rescale(tmp_path: Path) -> None:
     env = environment(2)
     streams = [
