@@ -20,10 +20,9 @@ $(STAMP): pyproject.toml requirements.lock
 	       && apt-get update -qq && apt-get install -qqy python3-venv >/dev/null; } \
 	  || { echo "$(PYTHON) cannot make virtual environments: apt-get install python3-venv" >&2; exit 1; }
 	$(PYTHON) -m venv .venv
-	@# No dependencies are looked up: the lock has all of them. It brings a Java, too, for machines without one.
+	@# No dependencies are looked up: the lock has all of them. It brings a Java, too, for machines without one. Python
+	@# compiles what is imported; most of it never is.
 	$(BIN)/pip install --quiet --disable-pip-version-check --no-deps --no-compile --require-hashes --requirement requirements.lock
-	@# pip would compile one file after the other. Some are not meant for this Python.
-	$(BIN)/python -m compileall -qq -j 0 .venv/lib || true
 	$(BIN)/pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation --editable .
 	@$(BIN)/python -m dagster_flinkpy.spark.java >/dev/null
 	@# A first start of Spark: it leaves an archive of Java classes, with which later ones take half the time.
@@ -88,7 +87,7 @@ $(VERSIONS): compatibility-%: install
 	set -e; for mode in $(MODES); do echo "=== PySpark $*, $$mode"; \
 	  FLINKPY_COMPATIBILITY=$$mode .ci/with-spark $* python -m pytest -q tests/pyflink/test_on_each_spark.py; \
 	done
-	.ci/with-spark $* python -m pytest -q tests/assets/demo $(JOBS)
+	.ci/with-spark $* python -m pytest -q tests/assets/demo/test_runner.py $(JOBS)
 
 # The property tests, the matrix of whole jobs and damaged savepoints of Flink, with $(SOAK) times the usual number of
 # examples; the other commands run three in twenty of the usual number. And all combinations of arguments (tests/pairs.py).

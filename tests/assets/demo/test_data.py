@@ -4,6 +4,8 @@ import pytest
 
 from assets.demo.data import FLIGHTS_SCHEMA, WEATHER_SCHEMA, prepare
 
+pytestmark = pytest.mark.smoke
+
 
 def query(sql):
     return duckdb.execute(sql).fetchall()

@@ -8,6 +8,8 @@ from deltalake import write_deltalake
 from assets.demo.data import FLIGHTS_SCHEMA, WEATHER_SCHEMA
 from assets.demo.oracle import TABLES, TableDifference, compare, compare_tables, expected_counts, expected_rows
 
+pytestmark = pytest.mark.smoke
+
 HOUR = 3_600_000
 DAY = date(2013, 2, 1)
 
