@@ -6,7 +6,7 @@ import hashlib
 import os
 import socket
 import uuid
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from functools import lru_cache
 from itertools import islice
@@ -147,7 +147,7 @@ class S3ObjectStore(ObjectStore):
 
         def read() -> tuple[bytes, str]:
             response = self._client.get_object(Bucket=self._bucket, Key=full)
-            return response["Body"].read(), _bare(response["ETag"])
+            return response["Body"].read(), _etag_of(response)
 
         with self._translated("s3:GetObject", key):
             return _read_whole(read)
@@ -163,7 +163,10 @@ class S3ObjectStore(ObjectStore):
 
         def read() -> bytes:
             asked = f"bytes={start}-{start + length - 1}"
-            return self._client.get_object(Bucket=self._bucket, Key=full, Range=asked)["Body"].read()
+            response = self._client.get_object(Bucket=self._bucket, Key=full, Range=asked)
+            if not response.get("ContentRange", "").startswith(f"bytes {start}-"):
+                raise _ForeignAnswerError("range")
+            return response["Body"].read()
 
         try:
             with self._translated("s3:GetObject", key):
@@ -177,9 +180,10 @@ class S3ObjectStore(ObjectStore):
         try:
             with self._translated("s3:GetObject", key):
                 found = self._client.head_object(Bucket=self._bucket, Key=full)
+                etag = _etag_of(found)
         except ObjectNotFoundError:
             return None
-        return ObjectInfo(key, found["ContentLength"], _bare(found["ETag"]), found["LastModified"])
+        return ObjectInfo(key, found["ContentLength"], etag, found["LastModified"])
 
     def put(self, key: str, data: bytes, *, if_none_match: bool = False, if_match: str | None = None) -> str:
         """See ``ObjectStore``."""
@@ -198,7 +202,7 @@ class S3ObjectStore(ObjectStore):
             request["IfMatch"] = f'"{if_match}"'
         try:
             with self._translated("s3:PutObject", key):
-                return _bare(_retry_conflict(lambda: self._client.put_object(**request))["ETag"])
+                return _etag_of(_retry_conflict(lambda: self._client.put_object(**request)))
         except ObjectNotFoundError as error:
             if if_match is None:
                 raise
@@ -254,6 +258,7 @@ class S3ObjectStore(ObjectStore):
         )
         with self._translated("s3:ListBucket", prefix):
             for page in pages:
+                _check_names(page, "Name")
                 for found in page.get("Contents", ()):
                     key = found["Key"].removeprefix(self._root)
                     yield ObjectInfo(key, found["Size"], _bare(found["ETag"]), found["LastModified"])
@@ -265,6 +270,7 @@ class S3ObjectStore(ObjectStore):
         )
         with self._translated("s3:ListBucket", prefix):
             for page in pages:
+                _check_names(page, "Name")
                 for found in page.get("CommonPrefixes", ()):
                     yield found["Prefix"].removeprefix(self._root)
 
@@ -278,7 +284,9 @@ class S3ObjectStore(ObjectStore):
         if self._kms_key_id is not None:
             request["ServerSideEncryption"], request["SSEKMSKeyId"] = "aws:kms", self._kms_key_id
         with self._translated("s3:PutObject", key):
-            return self._client.create_multipart_upload(**request)["UploadId"]
+            created = self._client.create_multipart_upload(**request)
+            _check_names(created, "UploadId")
+            return created["UploadId"]
 
     def upload_part(
         self, key: str, upload_id: str, number: int, data: bytes | bytearray, *, sha256_of_all: str | None = None
@@ -291,7 +299,7 @@ class S3ObjectStore(ObjectStore):
             response = self._client.upload_part(
                 Bucket=self._bucket, Key=full, UploadId=upload_id, PartNumber=number, Body=cast("bytes", data)
             )
-        return UploadedPart(number, _bare(response["ETag"]))
+            return UploadedPart(number, _etag_of(response))
 
     def complete_upload(
         self, key: str, upload_id: str, parts: Sequence[UploadedPart], *, if_none_match: bool = True
@@ -310,7 +318,7 @@ class S3ObjectStore(ObjectStore):
             request["IfNoneMatch"] = "*"
         try:
             with self._translated("s3:PutObject", key):
-                _retry_conflict(lambda: self._client.complete_multipart_upload(**request))
+                _etag_of(_retry_conflict(lambda: self._client.complete_multipart_upload(**request)))
         except StorageError:
             found = self.head(key)
             if found is not None and found.etag == _joined_etag(parts):
@@ -335,6 +343,7 @@ class S3ObjectStore(ObjectStore):
         )
         with self._translated("s3:ListBucketMultipartUploads", prefix):
             for page in pages:
+                _check_names(page, "Bucket")
                 for found in page.get("Uploads", ()):
                     yield UploadInfo(found["Key"].removeprefix(self._root), found["UploadId"])
 
@@ -354,9 +363,10 @@ class S3ObjectStore(ObjectStore):
         try:
             with self._translated("s3:GetObject", key):
                 found = self._client.head_object(Bucket=self._bucket, Key=self._full(key))
+                etag = _etag_of(found)
         except ObjectNotFoundError:
             return None
-        return _bare(found["ETag"]) if found["Metadata"].get(_WRITE_ID) == write_id else None
+        return etag if found["Metadata"].get(_WRITE_ID) == write_id else None
 
     def _check_upload(self, key: str, upload_id: str) -> None:
         """Checks that the upload exists. If it does not, Ceph RGW only answers 500 when it is to be completed."""
@@ -369,11 +379,17 @@ class S3ObjectStore(ObjectStore):
     @contextmanager
     def _translated(self, permission: str, key: str) -> Iterator[None]:
         from botocore.exceptions import BotoCoreError, ClientError
+        from botocore.parsers import ResponseParserError
 
         try:
             yield
         except ClientError as error:
             raise self._typed(error, permission, key) from error
+        except (_ForeignAnswerError, ResponseParserError) as error:
+            raise StorageError(
+                f"{self.url}/{key}: what has answered at {self._client.meta.endpoint_url} is not S3 ({error}): a "
+                "proxy, or a page that says that the server is down?"
+            ) from error
         except BotoCoreError as error:
             raise StorageError(
                 f"cannot reach {self.url}/{key} at {self._client.meta.endpoint_url}: {error}. Check the endpoint URL, "
@@ -433,6 +449,13 @@ def _check_way(client: S3Client, bucket: str, _pid: int) -> None:
             raise StoreUnreachableError(f"no network from {socket.gethostname()} to {endpoint_url}: {error}") from error
 
 
+class _ForeignAnswerError(Exception):
+    """An answer says that all is well, but lacks what each answer of S3 has."""
+
+    def __init__(self, lacks: str) -> None:
+        super().__init__(f"its answer has no {lacks}")
+
+
 class _BeyondEndError(StorageError):
     """A range starts at or after the end of its object."""
 
@@ -458,6 +481,16 @@ def _retry_conflict(write: Callable[[], T]) -> T:
         stop=tenacity.stop_after_attempt(_ATTEMPTS),
         reraise=True,
     )(write)
+
+
+def _check_names(answer: Mapping[str, Any], name: str) -> None:
+    if name not in answer:
+        raise _ForeignAnswerError(name)
+
+
+def _etag_of(answer: Mapping[str, Any]) -> str:
+    _check_names(answer, "ETag")
+    return _bare(answer["ETag"])
 
 
 def _bare(etag: str) -> str:

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from datetime import datetime, timezone
 
 import pytest
-from botocore.awsrequest import AWSPreparedRequest
+from botocore.awsrequest import AWSPreparedRequest, AWSResponse
 from botocore.exceptions import ReadTimeoutError
 from botocore.httpsession import URLLib3Session
 from botocore.response import StreamingBody
@@ -134,6 +134,41 @@ def test_lost_completion_that_another_writer_overtook(store: ObjectStore, client
     assert [found.upload_id for found in store.list_uploads()] == [upload]
 
 
+_CALLS: list[Callable[[ObjectStore, str, UploadedPart], object]] = [
+    lambda store, upload, part: store.put("k", b"1"),
+    lambda store, upload, part: store.get("k"),
+    lambda store, upload, part: store.get_range("k", 0, 1),
+    lambda store, upload, part: store.head("k"),
+    lambda store, upload, part: list(store.list()),
+    lambda store, upload, part: list(store.list_folders()),
+    lambda store, upload, part: list(store.list_uploads()),
+    lambda store, upload, part: store.create_upload("k"),
+    lambda store, upload, part: store.upload_part("k", upload, 2, b"1"),
+    lambda store, upload, part: store.complete_upload("k", upload, [part]),
+]
+
+
+@pytest.mark.parametrize("call", _CALLS, ids=map(str, range(len(_CALLS))))
+def test_a_page_that_answers_in_the_place_of_the_server_is_no_success(
+    store: ObjectStore, client: S3Client, call: Callable[[ObjectStore, str, UploadedPart], object]
+) -> None:
+    page = b"<html><body>We are back soon</body></html>"
+    upload = store.create_upload("k")
+    part = store.upload_part("k", upload, 1, b"1")
+
+    def answer(**_: object) -> AWSResponse:
+        raw = io.BytesIO(page)
+        raw.stream = lambda *_: iter([page])  # type: ignore[attr-defined]
+        return AWSResponse("http://page", 200, {"Content-Type": "text/html"}, raw)
+
+    client.meta.events.register("before-send.s3", answer)
+    try:
+        with pytest.raises(StorageError, match="is not S3"):
+            call(store, upload, part)
+    finally:
+        client.meta.events.unregister("before-send.s3", answer)
+
+
 # --- answers that a test server does not give -------------------------------------------------------------------------
 
 
@@ -170,7 +205,8 @@ def test_lasting_conflict_is_a_lost_race(stub: Stubber, stubbed: S3ObjectStore) 
 
 
 def body(data: bytes, length: int) -> dict[str, object]:
-    return {"Body": StreamingBody(io.BytesIO(data), length), "ETag": '"e"'}
+    there = f"bytes 0-{length - 1}/{length}"
+    return {"Body": StreamingBody(io.BytesIO(data), length), "ETag": '"e"', "ContentRange": there}
 
 
 def test_body_cut_off_is_read_again(stub: Stubber, stubbed: S3ObjectStore) -> None:
