@@ -260,8 +260,8 @@ def refuse_beside_run(job: StorageLocation, now_ms: int) -> None:
     leader = CompletedCheckpointStore(job.open()).leader()
     if leader is not None and leader.alive(now_ms):
         raise CheckpointError(
-            f"{leader.owner!r} may still be running {job.url}. Wait until it ends; if it is dead, run "
-            "'flinkpy leader release'."
+            f"{leader.owner!r} may still be running {job.url}. Wait until it ends; if it was killed, try again when "
+            f"its lease has expired, in 15 seconds at most, or run 'flinkpy leader release --force {job.url}'."
         )
 
 

@@ -93,9 +93,11 @@ def recover_head(
     completed = {number for number, each in status.items() if each is CheckpointStatus.COMPLETED}
     completed |= {chosen, *(each.parent_id for each, _ in found.values() if each.parent_id is not None)}
     leader, counter = checkpoints.leader(), read_counter(checkpoints.store)
-    committed = max(last_committed() or 0, (leader.committed if leader else None) or 0)
+    told = [each for each in (last_committed(), leader.committed if leader else None) if each is not None]
+    last = counter[0].last if counter else 0
     if not force:
-        _check_nothing_later(job, chosen, committed, damaged)
+        unknown = None if told else max({*range(chosen + 1, last + 1)} - failed, default=None)
+        _check_nothing_later(job, chosen, max(told, default=0), damaged, unknown)
     attempt = checkpoints.begin_attempt(owner, now_ms, start_over=True)
     try:
         head = _rebuilt(chosen, found, completed, before, attempt.token)
@@ -104,7 +106,6 @@ def recover_head(
             attempt.committed = min(attempt.committed, chosen)
     finally:
         checkpoints.end_attempt(attempt)
-    last = counter[0].last if counter else 0
     return RecoveredHead(
         checkpoint_id=chosen,
         kept=tuple(i for i in head.kept if i != chosen),
@@ -156,12 +157,29 @@ def _readable(
     return found, damaged
 
 
-def _check_nothing_later(job: StorageLocation, chosen: int, committed: int, damaged: Mapping[int, str]) -> None:
+def _check_nothing_later(
+    job: StorageLocation, chosen: int, committed: int, damaged: Mapping[int, str], unknown: int | None
+) -> None:
+    """Checks that no checkpoint after the chosen one was committed.
+
+    Args:
+        job: The job's prefix.
+        chosen: The checkpoint to go on from.
+        committed: The newest one that was committed, as far as anything tells.
+        damaged: What is wrong with checkpoints.
+        unknown: A later one that has not failed as far as known, if nothing tells what was committed.
+    """
     problem = None
     if committed > chosen:
         problem = f"the sinks have committed checkpoint {committed}"
     elif later := [damaged[i] for i in sorted(damaged) if i > chosen]:
         problem = f"a later one may have been committed: {'; '.join(later)}"
+    elif unknown is not None:
+        raise CheckpointError(
+            f"the newest intact checkpoint of {job.url} is {chosen}, but there was a checkpoint {unknown}, and nothing "
+            "there tells whether its rows were committed, which would then be committed again. Use --program to ask "
+            f"the sinks; or remove from the tables what was committed after checkpoint {chosen}, and use --force."
+        )
     if problem is not None:
         raise CheckpointError(
             f"the newest intact checkpoint of {job.url} is {chosen}, but {problem}. Continuing from {chosen} would "

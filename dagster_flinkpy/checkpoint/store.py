@@ -62,8 +62,8 @@ __all__ = ["CompletedCheckpointStore"]
 
 _THREADS = 8
 _ADVICE = (
-    "Restore another checkpoint or a savepoint with restore_from; 'flinkpy checkpoints list' and 'flinkpy checkpoints "
-    "recover' show which ones exist"
+    "'flinkpy checkpoints list' shows which ones exist. 'flinkpy checkpoints recover' makes the newest intact one the "
+    "latest again, if no later rows were committed; or restore another one or a savepoint, with restore_from"
 )
 _WRITTEN_BY = re.compile(
     rf"shared/(\d+)-\d+-[0-9a-f]{{64}}\.parquet|{EXCHANGE_FOLDER}/.+/(\d+)-\d+/[^/]+\.arrow", re.DOTALL
@@ -198,6 +198,7 @@ class CompletedCheckpointStore:
         except CorruptMetadataError as error:
             lease.check(self.store, leader)  # a newer attempt may have subsumed it in the meantime
             if not start_over:
+                lease.release(self.store, leader)  # whoever mends it need not wait for the lease to expire
                 raise
             left_behind = str(error)
             head = head.without_latest()  # HEAD itself does not change until the attempt completes a checkpoint

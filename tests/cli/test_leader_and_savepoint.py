@@ -15,7 +15,7 @@ from dagster_flinkpy.checkpoint.coordinator.coordinator_config import Coordinato
 from dagster_flinkpy.checkpoint.store import CompletedCheckpointStore
 from dagster_flinkpy.cli import main
 from dagster_flinkpy.datastream.program.job_graph import JobGraph
-from dagster_flinkpy.errors import FencedError
+from dagster_flinkpy.errors import CorruptMetadataError, FencedError
 from dagster_flinkpy.storage import lease
 from dagster_flinkpy.storage.local import LocalObjectStore
 from tests.runtime.harness import HarnessAttempt, collect_graph, collected
@@ -124,8 +124,19 @@ def test_a_lost_head_is_recovered(job: Path) -> None:
 def test_a_head_is_not_recovered_beside_a_run(job: Path) -> None:
     alive(job)
     (job / "HEAD").unlink()
-    assert "'run 2' may still be running" in error_of("checkpoints", "recover", job)
+    said = error_of("checkpoints", "recover", job)
+    assert "'run 2' may still be running" in said and f"'flinkpy leader release --force file://{job}'" in said
     assert not (job / "HEAD").exists()
+
+
+def test_who_mends_a_job_need_not_wait_for_the_run_that_has_found_the_fault(job: Path) -> None:
+    with HarnessAttempt(counted(), job.parent, restore_from="chk-1") as attempt:
+        attempt.run_epoch()
+    (job / "chk-2" / "_metadata").unlink()
+    with pytest.raises(CorruptMetadataError, match="HEAD says it is the latest"):
+        HarnessAttempt(counted(), job.parent).__enter__()
+    assert "the sinks have committed checkpoint 2" in error_of("checkpoints", "recover", job)
+    assert "continues from checkpoint 1" in printed("checkpoints", "recover", job, "--force")
 
 
 def test_what_was_committed_later_needs_force(job: Path) -> None:

@@ -60,8 +60,9 @@ def dispose_job(job: StorageLocation, *, owner: str = "dispose_job", now_ms: int
         leader = CompletedCheckpointStore(store).leader()
         if leader is not None and leader.alive(now_ms):
             raise CheckpointError(
-                f"{leader.owner!r} may still be running {job.url}. Stop or cancel it first; if it is dead, run "
-                "'flinkpy leader release'."
+                f"{leader.owner!r} may still be running {job.url}. Stop or cancel it first; if it was killed, try "
+                "again when its lease has expired, in 15 seconds at most, or run "
+                f"'flinkpy leader release --force {job.url}'."
             )
         if not _fence_and_mark(store, owner, now_ms):
             raise CheckpointError(f"another run took over {job.url} just now, so it was not disposed of")

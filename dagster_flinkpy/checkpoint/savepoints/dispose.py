@@ -62,7 +62,8 @@ def _dispose_checkpoint(jobs: CompletedCheckpointStore, name: str, owner: str, n
     if leader is not None and leader.alive(now_ms):
         raise CheckpointError(
             f"{leader.owner!r} may still be running {jobs.store.url}, and its next checkpoint may need a file that "
-            "would be deleted. Wait until it ends; if it is dead, run 'flinkpy leader release'."
+            "would be deleted. Wait until it ends; if it was killed, try again when its lease has expired, in 15 "
+            f"seconds at most, or run 'flinkpy leader release --force {jobs.store.url}'."
         )
     attempt = jobs.begin_attempt(owner, now_ms)
     try:

@@ -291,6 +291,8 @@ def test_the_sinks_know_what_was_committed_where_nothing_else_does(folder: Path)
     assert asked() == 3
     lose(folder, ["HEAD", "leader"])
     shutil.rmtree(folder / "state/job/chk-3")
+    with pytest.raises(CheckpointError, match=r"is 2, but there was a checkpoint 3, .* Use --program to ask the sinks"):
+        recover_head(job(folder), owner="test", now_ms=0)
     with pytest.raises(CheckpointError, match="is 2, but the sinks have committed checkpoint 3"):
         recover_head(job(folder), owner="test", now_ms=0, last_committed=asked)
     assert recover_head(job(folder), owner="test", now_ms=0, last_committed=lambda: 2).ids_after == 3
