@@ -13,9 +13,9 @@ from dagster_flinkpy.checkpoint.metadata import METADATA_NAME, CheckpointKind, C
 from dagster_flinkpy.checkpoint.offline import refuse_beside_run
 from dagster_flinkpy.checkpoint.partitions import PartitionEnd
 from dagster_flinkpy.checkpoint.store import CompletedCheckpointStore
-from dagster_flinkpy.checkpoint.traces import CHECKPOINT_FOLDER
+from dagster_flinkpy.checkpoint.traces import CHECKPOINT_FOLDER, find_traces
 from dagster_flinkpy.checkpoint.verify import verify_checkpoint
-from dagster_flinkpy.errors import CheckpointError, CorruptMetadataError, ObjectNotFoundError
+from dagster_flinkpy.errors import CheckpointError, CorruptMetadataError, JobNotFoundError, ObjectNotFoundError
 from dagster_flinkpy.storage import StorageLocation
 
 __all__ = ["RecoveredHead", "recover_head"]
@@ -65,6 +65,7 @@ def recover_head(
         on_read: Called with the number of further state files that have been read.
 
     Raises:
+        JobNotFoundError: The folder has nothing of a job.
         CheckpointError: Nothing is lost, a run may be active, no checkpoint is intact, or a checkpoint after the newest
             intact one was, or may have been, committed. Nothing is changed.
         StorageError: The store failed.
@@ -81,6 +82,11 @@ def recover_head(
         wanted = [checkpoint_id]
     else:
         raise CheckpointError(_nothing(job, f"checkpoint {checkpoint_id} is not intact", damaged))
+    if not found and not damaged and not find_traces(checkpoints.store).found:
+        raise JobNotFoundError(
+            f"there is nothing of a job in {job.url}. Give the folder of a job, below that of the checkpoints: "
+            "'flinkpy job list' shows the jobs of a folder of checkpoints"
+        )
     chosen = None
     for candidate in wanted:
         if problems := verify_checkpoint(found[candidate][0], checkpoints.store, on_read=on_read).problems:

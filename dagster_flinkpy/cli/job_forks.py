@@ -61,13 +61,16 @@ def forks(directory: str, endpoint_url: str | None, as_json: bool) -> None:
 
 @click.command("dispose")
 @click.argument("directory", metavar="DIR")
+@click.option("--yes", is_flag=True, help="Do not ask.")
 @endpoint_url_option
-def dispose(directory: str, endpoint_url: str | None) -> None:
+def dispose(directory: str, yes: bool, endpoint_url: str | None) -> None:
     """Delete the job in DIR with its checkpoints, such as a fork that is not needed any more. Its tables stay.
 
     Files that forks of the job need stay until these no longer need them.
     """
     job = location_of(directory, endpoint_url)
+    if not yes and (traces := find_traces(job.open())).found:
+        click.confirm(f"Delete {job.url} for ever, with {traces}?", abort=True, err=True)
     dispose_job(job, owner=owner_of("job dispose"))
     need = ", ".join(each.job_id for each in list_forks(job) if each.files)
     click.echo(f"{directory} is deleted" + (f", but for files that its forks need: {need}" if need else ""))

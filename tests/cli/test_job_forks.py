@@ -4,7 +4,9 @@ import json
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 
+from dagster_flinkpy.cli import main
 from dagster_flinkpy.state.backend import ColumnarKeyedStateBackend
 from tests.cli.test_leader_and_savepoint import REST, counted, counts, error_of, printed
 from tests.runtime.harness import HarnessAttempt
@@ -26,7 +28,9 @@ def test_a_fork_is_created_listed_and_disposed_of(job: Path, tmp_path: Path) -> 
     assert (fork["job_id"], fork["finished"], fork["files"]) == ("copy", True, 0)
     assert "copy" in printed("job", "forks", job)
     assert "there is a job 'copy' already" in error_of("job", "fork", job, "--as", "copy")
-    assert printed("job", "dispose", tmp_path / "copy") == f"{tmp_path / 'copy'} is deleted\n"
+    asked = CliRunner().invoke(main, ["job", "dispose", str(tmp_path / "copy")], input="n\n")
+    assert asked.exit_code == 1 and "for ever, with leader (token 2" in asked.stderr
+    assert printed("job", "dispose", tmp_path / "copy", "--yes") == f"{tmp_path / 'copy'} is deleted\n"
     assert json.loads(printed("job", "forks", job, "--json")) == []
     assert counts(tmp_path) == REST
     assert "there is no job in" in error_of("job", "forks", tmp_path / "misspelt")
@@ -38,4 +42,4 @@ def test_it_is_said_which_forks_need_files_of_a_job_that_is_disposed_of(
     monkeypatch.setitem(ColumnarKeyedStateBackend.__init__.__kwdefaults__, "inline_below", 0)
     counts(tmp_path)
     printed("job", "fork", job, "--as", "copy")
-    assert printed("job", "dispose", job) == f"{job} is deleted, but for files that its forks need: copy\n"
+    assert printed("job", "dispose", job, "--yes") == f"{job} is deleted, but for files that its forks need: copy\n"

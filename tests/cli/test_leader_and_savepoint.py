@@ -114,6 +114,8 @@ def test_release_fences_whoever_leads(job: Path) -> None:
 
 def test_a_lost_head_is_recovered(job: Path) -> None:
     assert "checkpoint 1 is the latest. There is nothing to recover" in error_of("checkpoints", "recover", job)
+    wrong = error_of("checkpoints", "recover", job.parent)
+    assert "nothing of a job in" in wrong and "start_empty" not in wrong, "who did that would write all rows again"
     (job / "HEAD").unlink()
     for command in (["savepoint", "describe"], ["checkpoints", "sweep"], ["savepoint", "trigger"]):
         assert f"'flinkpy checkpoints recover file://{job}'" in error_of(*command, job)
