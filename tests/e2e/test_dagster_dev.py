@@ -87,13 +87,18 @@ def tutorial(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def deployment(tmp_path_factory: pytest.TempPathFactory, tutorial: Path, postgres: str) -> Iterator[Deployment]:
-    """Starts the flights after one of four days, the jobs of `tests.e2e.location`, and those of a newcomer."""
-    locations = {
-        "flights": ("assets.definitions", ROOT),
-        "small": ("tests.e2e.location", ROOT),
-        "newcomer": ("deployed", tutorial),
-    }
+def deployment(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, tutorial: Path, postgres: str
+) -> Iterator[Deployment]:
+    """Starts the flights after one of four days, the jobs of `tests.e2e.location`, and those of a newcomer.
+
+    The test that is marked `smoke` is about the newcomer: if no other one is to run, it starts only the newcomer's.
+    """
+    of_this_file = [item for item in request.session.items if item.path == request.path]
+    prepare, locations = "", {"newcomer": ("deployed", tutorial)}
+    if not all(item.get_closest_marker("smoke") for item in of_this_file):
+        prepare = PREPARE
+        locations |= {"flights": ("assets.definitions", ROOT), "small": ("tests.e2e.location", ROOT)}
     with psycopg.connect(postgres, autocommit=True) as connection:
         connection.execute("CREATE DATABASE dagster")
     # dagster-postgres installs psycopg2, but SQLAlchemy 2.1 looks for psycopg 3 by default.
@@ -108,7 +113,7 @@ def deployment(tmp_path_factory: pytest.TempPathFactory, tutorial: Path, postgre
     home = tmp_path_factory.mktemp("home")
     variables = {"FLINKPY_DAYS": "4", "PYTHONWARNINGS": "ignore,default::UserWarning"}
     with dagster_dev(
-        home, locations, prepare=PREPARE, variables=variables, folder=tutorial, storage=storage
+        home, locations, prepare=prepare, variables=variables, folder=tutorial, storage=storage
     ) as running:
         yield running
 
