@@ -17,6 +17,7 @@ from dagster import (
     DagsterInstance,
     Definitions,
     ExecuteInProcessResult,
+    JobDefinition,
     asset,
     build_sensor_context,
     evaluate_automation_conditions,
@@ -31,7 +32,7 @@ from dagster_flinkpy.datastream import StreamExecutionEnvironment
 from dagster_flinkpy.datastream.connectors.base import SplitEnumerator
 from dagster_flinkpy.datastream.window import TumblingEventTimeWindows, TumblingProcessingTimeWindows
 from dagster_flinkpy.errors import CheckpointTimeoutError, SourceReadError
-from dagster_flinkpy.orchestration import build_checkpoint_sensor, flink_assets
+from dagster_flinkpy.orchestration import build_checkpoint_sensor, build_flink_jobs, flink_assets
 from dagster_flinkpy.orchestration.sensors import waiting_input, waiting_look
 from dagster_flinkpy.runtime.master import job as job_loop
 from dagster_flinkpy.runtime.master import watchdog
@@ -182,6 +183,32 @@ def test_rows_that_a_run_has_committed_and_not_recorded_are_an_update(
     assert "of_sums" in deployment.updated(), "by a checkpoint that has read nothing itself"
 
 
+@pytest.mark.parametrize(("verb", "config"), [("savepoint", {}), ("rescale", {"parallelism": 2})])
+def test_so_are_they_if_a_savepoint_or_a_rescale_comes_between(
+    deployment: Deployment, monkeypatch: pytest.MonkeyPatch, verb: str, config: dict[str, Any]
+) -> None:
+    """Both observe the assets with the job's checkpoint, but record no rows."""
+    assert deployment.run().success
+    write(deployment.files, 2)
+    deployment.updated()
+    with monkeypatch.context() as lost:
+        lost.setattr("dagster_flinkpy.orchestration.runs.epoch_events.EpochEvents.results", lambda self: iter(()))
+        assert deployment.run().success
+    jobs = build_flink_jobs(deployment.program, name="job")
+    (operation,) = (each for each in jobs if isinstance(each, JobDefinition) and each.name == f"job_{verb}")
+    (step,) = operation.nodes
+    done = operation.execute_in_process(
+        {"ops": {step.name: {"config": config}}}, deployment.instance, resources=deployment.resources
+    )
+    assert done.success
+    assert deployment.updated() == set()
+    assert deployment.run().success
+    assert "of_sums" in deployment.updated()
+    deployment.instance.report_runless_asset_event(_materialized("of_sums"))
+    assert deployment.run().success
+    assert "of_sums" not in deployment.updated()
+
+
 def test_several_checkpoints_of_a_run_are_recorded_as_one(deployment: Deployment) -> None:
     assert deployment.run(epochs=3).success
     assert deployment.instance.get_latest_materialization_event(TABLE) is not None, "the first one had rows"
@@ -204,6 +231,23 @@ def test_a_checkpoint_that_is_not_known_to_be_committed_is_work(deployment: Depl
     leader = lease.acquire(store, "a run that dies", timedelta(0), 0, above=0, led_by="")
     lease.release(store, leader, committed=0)
     assert deployment.tick() is None
+
+
+def test_a_checkpoint_that_is_not_recorded_is_work_where_its_run_is_known(
+    deployment: Deployment, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert deployment.run().success
+    write(deployment.files, 2)
+    with monkeypatch.context() as lost:
+        lost.setattr("dagster_flinkpy.orchestration.runs.epoch_events.EpochEvents.results", lambda self: iter(()))
+        assert deployment.run().success
+    assert deployment.tick() is None
+    here = deployment.instance
+    with DagsterInstance.ephemeral() as deployment.instance:
+        assert deployment.tick() == NOTHING, "or two instances would start runs in turn, for ever"
+    deployment.instance = here
+    assert deployment.run().success
+    assert deployment.tick() == NOTHING
 
 
 def test_a_request_that_waits_is_work(deployment: Deployment) -> None:

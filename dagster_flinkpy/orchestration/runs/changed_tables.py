@@ -18,7 +18,10 @@ from dagster_flinkpy.orchestration.job_assets import JobAssets
 if TYPE_CHECKING:
     from dagster_flinkpy.checkpoint.reports.completed_epoch import CompletedEpoch
 
-__all__ = ["ChangedTables", "last_event"]
+__all__ = ["ChangedTables", "last_event", "recorded_checkpoint"]
+
+_LOOKED_AT = 20
+"""How many observations are searched for one with a data version."""
 
 
 class ChangedTables:
@@ -52,7 +55,7 @@ class ChangedTables:
         for uid, spec in self._assets.specs.items():
             found = instance.fetch_materializations(spec.key, limit=1).records
             version = extract_data_version_from_entry(found[0].event_log_entry) if found else None
-            if version is not None and _checkpoint_of(last_event(instance, spec.key)) == checkpoint_id:
+            if version is not None and recorded_checkpoint(instance, spec.key) == checkpoint_id:
                 self._versions[uid] = version
                 recorded.add(uid)
         self._changed = {part for uid, part in self._parts.items() if uid not in recorded}
@@ -86,12 +89,25 @@ def last_event(instance: DagsterInstance, key: AssetKey) -> EventLogRecord | Non
     return max(events, key=lambda event: event.storage_id, default=None)
 
 
-def _checkpoint_of(event: EventLogRecord | None) -> object:
-    """Returns the checkpoint that an event names."""
-    if event is None:
-        return None
-    recorded = event.asset_materialization or event.asset_observation
-    entry = None if recorded is None else recorded.metadata.get("flink/checkpoint_id")
+def recorded_checkpoint(instance: DagsterInstance, key: AssetKey) -> object:
+    """Returns the checkpoint up to which a run has recorded the rows of an asset; None if there is none.
+
+    What a savepoint, a rescale or the like has observed does not count, and has no data version: it names a checkpoint
+    whose rows no run may have recorded, because it was killed.
+
+    Args:
+        instance: Where the events are.
+        key: The asset.
+    """
+    chosen = AssetRecordsFilter(key)
+    observed = instance.fetch_observations(chosen, limit=_LOOKED_AT).records
+    events = [
+        *instance.fetch_materializations(chosen, limit=1).records,
+        *(each for each in observed if extract_data_version_from_entry(each.event_log_entry) is not None),
+    ]
+    event = max(events, key=lambda event: event.storage_id, default=None)
+    recorded = event and (event.asset_materialization or event.asset_observation)
+    entry = recorded.metadata.get("flink/checkpoint_id") if recorded else None
     return None if entry is None else entry.value
 
 

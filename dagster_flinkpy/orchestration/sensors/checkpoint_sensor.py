@@ -115,8 +115,8 @@ def build_checkpoint_sensor(
     Each tick reads the job's ``HEAD`` from the store, so it sees the checkpoints of any run and any deployment. It
     requests a run of the asset job ``{job}_checkpoint``, unless the input has ended, the interval or pause has not
     passed, a run is working on the job, or there is nothing to do: no source has input after the last checkpoint, no
-    processing-time timer is due, nobody asks the job for anything, and the checkpoint is committed. A source that
-    cannot say in 10 seconds whether it has input counts as having some; jobs of one sensor share 45 seconds.
+    processing-time timer is due, nobody asks the job for anything, and the checkpoint is committed and recorded.
+    A source that cannot say in 10 seconds whether it has input counts as having some; jobs of one sensor share 45 s.
 
     The run key is ``{job}-{checkpoint id}-{attempt}``: a failed checkpoint is tried again at the next interval, as
     another attempt.

@@ -49,6 +49,8 @@ class WaitingLook:
 
     def __init__(self, target: FlinkTarget) -> None:
         self._target = target
+        self._recorded: int | None = None
+        """The last checkpoint whose rows were found to be recorded."""
 
     @cached_property
     def _input(self) -> WaitingInput | None:
@@ -77,6 +79,25 @@ class WaitingLook:
             return None
         finally:
             watchdog.close()
-        if found is not None:
+        if found is not None or self._is_unrecorded(job, instance):
             return None
         return f"Job {self._target.job_id}: no source has input after the last checkpoint, and no timer is due."
+
+    def _is_unrecorded(self, job: StorageLocation, instance: DagsterInstance) -> bool:
+        """Returns whether a run of the instance has committed rows, and was killed before the assets got an event.
+
+        The next run materializes them, so that what waits for them runs. What other instances do is recorded there.
+        """
+        from dagster_flinkpy.checkpoint.store import CompletedCheckpointStore
+        from dagster_flinkpy.orchestration.runs.changed_tables import recorded_checkpoint
+
+        checkpoints = CompletedCheckpointStore(job.open())
+        latest, leader = checkpoints.latest(), checkpoints.leader()
+        if latest is None or leader is None or latest.checkpoint_id == self._recorded:
+            return False
+        if not leader.led_by or instance.get_run_by_id(leader.led_by) is None:
+            return False
+        if any(recorded_checkpoint(instance, key) != latest.checkpoint_id for key in self._target.keys):
+            return True
+        self._recorded = latest.checkpoint_id
+        return False
