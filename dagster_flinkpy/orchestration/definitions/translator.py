@@ -38,8 +38,9 @@ class FlinkOperatorData:
     """As passed to `flink_assets`."""
     job: FlinkJob
     vertex: JobVertex
-    upstream: tuple[AssetKey, ...]
-    """Assets that it reads from, directly or through hidden operators; for a source, those named in ``deps``."""
+    upstream: tuple[AssetKey | AssetDep, ...]
+    """Assets that it reads from, directly or through hidden operators; for a source, those named in ``deps``. An
+    `AssetDep` is one that ``deps`` names with a partition mapping."""
     attributes: OperatorAttributes = field(default_factory=OperatorAttributes)
     """Its own ones, and those of all assets of the job."""
     columns: TableMetadataSet = field(default_factory=TableMetadataSet)
@@ -144,7 +145,7 @@ def job_assets(
     return JobAssets(job, specs, shown.hidden)
 
 
-def _outside(job: FlinkJob, deps: Mapping[str, Sequence[CoercibleToAssetDep]]) -> dict[str, list[AssetKey]]:
+def _outside(job: FlinkJob, deps: Mapping[str, Sequence[CoercibleToAssetDep]]) -> dict[str, list[AssetKey | AssetDep]]:
     """Returns the assets that sources read, by the sources' uids."""
     sources = [v.uid for v in job.graph.sources]
     check_argument(
@@ -158,12 +159,13 @@ def _outside(job: FlinkJob, deps: Mapping[str, Sequence[CoercibleToAssetDep]]) -
             f"deps names {', '.join(map(repr, unknown))}, which is not a source of the program. "
             f"Its sources are {sorted(sources)}"
         )
-    outside = {uid: [_key_of(each) for each in assets] for uid, assets in deps.items()}
+    outside = {uid: [_upstream(each) for each in assets] for uid, assets in deps.items()}
     for vertex in job.graph.sources:
         paths = vertex.spec.source.upstream_assets() if isinstance(vertex.spec, SourceSpec) else ()
-        if paths:
-            keys = [*outside.get(vertex.uid, ()), *(AssetKey(list(path)) for path in paths)]
-            outside[vertex.uid] = list(dict.fromkeys(keys))
+        named = outside.setdefault(vertex.uid, []) if paths else []
+        for key in (AssetKey(list(path)) for path in paths):
+            if key not in [each.asset_key if isinstance(each, AssetDep) else each for each in named]:
+                named.append(key)
     return outside
 
 
@@ -190,8 +192,8 @@ def _description(vertex: JobVertex) -> str:
     return next(written, f"{vertex.name} ({vertex.spec.kind.replace('_', ' ')})")
 
 
-def _key_of(asset: CoercibleToAssetDep) -> AssetKey:
-    """Returns the key of whatever Dagster's own ``deps`` take: a key, an asset or a spec."""
+def _upstream(asset: CoercibleToAssetDep) -> AssetKey | AssetDep:
+    """Returns the key of whatever Dagster's own ``deps`` take: a key, an asset or a spec; or a dep that has more."""
     if isinstance(asset, AssetDep):
-        return asset.asset_key
+        return asset.asset_key if asset.partition_mapping is None else asset
     return AssetDep(list(asset) if type(asset) is tuple else asset).asset_key  # keys and specs are tuples, too

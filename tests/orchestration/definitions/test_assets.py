@@ -26,6 +26,7 @@ from dagster import (
     TableColumnLineage,
     TableMetadataValue,
     TableSchema,
+    TimeWindowPartitionMapping,
     asset,
     materialize,
 )
@@ -34,7 +35,7 @@ from pydantic import ValidationError
 
 from dagster_flinkpy.common import Types, WatermarkStrategy
 from dagster_flinkpy.common.serialization import Encoder
-from dagster_flinkpy.connectors import ParquetSink, ParquetSource
+from dagster_flinkpy.connectors import AssetSource, ParquetSink, ParquetSource
 from dagster_flinkpy.datastream import KeyedMultipleInputProcessFunction, StreamExecutionEnvironment
 from dagster_flinkpy.datastream.connectors.collection import CollectionSource
 from dagster_flinkpy.datastream.connectors.file_system import FileSink
@@ -223,6 +224,18 @@ def test_a_source_reads_whatever_dagsters_own_deps_take(tmp_path: Path) -> None:
     (source,) = (spec for spec in specs if spec.key.path[-1] == "words")
     found = sorted(dep.asset_key.to_user_string() for dep in source.deps)
     assert found == ["dep", "name", "raw", "sales/orders", "spec"]
+
+
+def test_a_dependency_of_a_source_keeps_its_partition_mapping(tmp_path: Path) -> None:
+    before = TimeWindowPartitionMapping(start_offset=-1, end_offset=-1)
+    raw = AssetDep("raw", partition_mapping=before)
+    [plain] = flink_assets(word_count(tmp_path, ["a"]), name="words", deps={"words": [raw, "other"]})
+    assert [*plain.get_asset_spec(AssetKey(["words", "words"])).deps] == [raw, AssetDep("other")]
+    env = StreamExecutionEnvironment.get_execution_environment()
+    source = AssetSource("raw", lambda materialization: [], Types.ROW_NAMED(["id"], [Types.LONG()]))
+    env.from_source(source, WatermarkStrategy.no_watermarks(), "rows").uid("rows").print().uid("out")
+    [reading] = flink_assets(env, name="rows", deps={"rows": [raw]})
+    assert [*reading.get_asset_spec(AssetKey(["rows", "rows"])).deps] == [raw], "what it reads is named with a mapping"
 
 
 @pytest.mark.parametrize(
