@@ -18,7 +18,7 @@ import pyarrow.compute as pc
 from dagster_flinkpy.common.time import Instant
 from dagster_flinkpy.errors import TypeMismatchError
 
-__all__ = ["BasicColumn", "basic_column", "decimal_column", "with_elements", "without_zeros"]
+__all__ = ["BasicColumn", "basic_column", "decimal_column", "one_chunk", "with_elements", "without_zeros"]
 
 _ARROW_REFUSES = (pa.ArrowException, TypeError, ValueError, OverflowError)
 
@@ -289,3 +289,11 @@ def _offsets_of(lists: Any) -> pa.Array[Any]:
     ends = pc.cumulative_sum(lengths)
     starts = pc.if_else(lists.is_valid(), pc.subtract(ends, lengths), pa.scalar(None, pa.int64()))
     return pa.concat_arrays([starts, ends[-1:] if len(ends) else pa.array([0], pa.int64())]).cast(pa.int32())
+
+
+def one_chunk(column: pa.ChunkedArray) -> pa.Array:
+    """Returns a column as one array: the one that it has, which Arrow's ``combine_chunks`` would copy."""
+    if column.num_chunks == 1:
+        return column.chunk(0)
+    combined = column.combine_chunks()
+    return pa.concat_arrays(combined.chunks) if isinstance(combined, pa.ChunkedArray) else combined

@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from dagster_flinkpy.common.arrow_columns import one_chunk
 from dagster_flinkpy.common.clock import current_millis
 from dagster_flinkpy.common.typeinfo import TypeInformation, type_from_json
 from dagster_flinkpy.datastream.state import MapStateDescriptor, StateDescriptor
@@ -408,7 +409,7 @@ class ColumnarKeyedStateBackend:
         for tables in table.runs.parts():
             runs = [stored.select([name for name in stored.column_names if name in needed]) for stored in tables]
             rows = merge_runs(table.layout, runs, drop_deleted=True, now=self._files.now())
-            column = rows.column("key").combine_chunks()
+            column = one_chunk(rows.column("key"))
             yield from self._as_current(key_type, column.take(pa.array(distinct_rows(column)[0])))
 
     def _as_current(self, key_type: TypeInformation, column: pa.Array[Any]) -> Iterator[Any]:

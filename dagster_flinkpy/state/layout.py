@@ -15,6 +15,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from dagster_flinkpy.common.arrow_columns import one_chunk
 from dagster_flinkpy.common.typeinfo import (
     BasicTypeInfo,
     RowTypeInfo,
@@ -335,7 +336,7 @@ def sorted_rows(layout: TableLayout, table: pa.Table) -> pa.Table:
     sort_keys = table.column("sort_key").to_numpy()
     if (sort_keys[1:] > sort_keys[:-1]).all():
         return table
-    columns = [table.column(name).combine_chunks() for name in layout.identity]
+    columns = [one_chunk(table.column(name)) for name in layout.identity]
     return table.take(pa.array(sort_order(sort_keys, columns)))
 
 
@@ -347,7 +348,7 @@ def expired_rows(table: pa.Table, now: int) -> Mask:
         now: The current time in milliseconds.
     """
     # lengths: int64, one a list. starts: where each list begins that is not empty. expires: int64, one a row.
-    column = table.column("expires_at").combine_chunks()
+    column = one_chunk(table.column("expires_at"))
     if pa.types.is_list(column.type):
         lists: Any = column
         lengths = pc.fill_null(pc.list_value_length(lists), 0).to_numpy()
@@ -380,7 +381,7 @@ def merge_runs(
     table = pa.concat_tables(newest_first).combine_chunks()
     if not len(table):
         return table.drop_columns(APPEND) if appends else table
-    columns = {name: table.column(name).combine_chunks() for name in ("sort_key", "deleted", *layout.identity)}
+    columns = {name: one_chunk(table.column(name)) for name in ("sort_key", "deleted", *layout.identity)}
     sort_keys = columns["sort_key"].to_numpy()
     identity = [columns[name] for name in layout.identity]
     order, kept = sort_identities(sort_keys, identity)
@@ -388,7 +389,7 @@ def merge_runs(
         table = _join_lists(table.take(pa.array(order)), np.flatnonzero(kept), keep_appends=not drop_deleted)
         order = np.arange(len(table))
         kept = np.ones(len(table), dtype=np.bool_)
-        columns["deleted"] = table.column("deleted").combine_chunks()
+        columns["deleted"] = one_chunk(table.column("deleted"))
     if drop_deleted:
         kept &= ~columns["deleted"].to_numpy(zero_copy_only=False)[order]
         if layout.ttl and now is not None:
@@ -414,7 +415,7 @@ def _join_lists(table: pa.Table, first: Indices, *, keep_appends: bool) -> pa.Ta
     """
     # begins, part: bool, begun: int64, one a row. first, counts, ends, lengths, appends: one an identity; first
     # ascends. rows: int64, those whose lists are joined, by identity.
-    begins = ~table.column(APPEND).combine_chunks().to_numpy(zero_copy_only=False)
+    begins = ~one_chunk(table.column(APPEND)).to_numpy(zero_copy_only=False)
     begun = np.cumsum(begins) - begins  # The number of earlier rows that begin a list.
     counts = np.diff(np.append(first, len(table)))
     part = begun == np.repeat(begun[first], counts)  # No newer row of the identity begins the list.
@@ -426,7 +427,7 @@ def _join_lists(table: pa.Table, first: Indices, *, keep_appends: bool) -> pa.Ta
     joined = table.take(pa.array(first))
     for name in ("value", "expires_at"):
         if name in table.column_names:
-            column = _joined(table.column(name).combine_chunks().take(pa.array(rows)), lengths)
+            column = _joined(one_chunk(table.column(name)).take(pa.array(rows)), lengths)
             joined = joined.set_column(joined.column_names.index(name), table.schema.field(name), column)
     appends = ~np.logical_or.reduceat(part & begins, first)
     if not keep_appends or not appends.any():

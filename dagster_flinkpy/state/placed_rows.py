@@ -8,11 +8,12 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from dagster_flinkpy.common.arrow_columns import one_chunk
 from dagster_flinkpy.errors import CorruptStateError
 from dagster_flinkpy.key_hashes import key_groups_of_hashes
 from dagster_flinkpy.state.layout import TableLayout, hashes_of, make_sort_keys, sort_identities, sorted_rows
 
-__all__ = ["in_key_groups", "one_chunk", "unplaced_rows"]
+__all__ = ["in_key_groups", "unplaced_rows"]
 
 
 def unplaced_rows(layout: TableLayout, columns: dict[str, Any], hashes: npt.NDArray[np.int32]) -> pa.Table:
@@ -52,9 +53,3 @@ def in_key_groups(layout: TableLayout, rows: pa.Table, max_parallelism: int) -> 
         shown = {name: placed.column(name)[int(again[0])].as_py() for name in layout.identity}
         raise CorruptStateError(f"state {layout.name!r} has {shown} more than once")
     return placed
-
-
-def one_chunk(column: pa.ChunkedArray[Any]) -> pa.Array[Any]:
-    """Returns a column as one array."""
-    combined = column.combine_chunks()
-    return pa.concat_arrays(combined.chunks) if isinstance(combined, pa.ChunkedArray) else combined

@@ -8,13 +8,14 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from dagster_flinkpy.common.arrow_columns import one_chunk
 from dagster_flinkpy.common.typeinfo import RowTypeInfo, TupleTypeInfo, TypeInformation, Types
 from dagster_flinkpy.connectors.columns.column_casts import fit_column
 from dagster_flinkpy.datastream.state import ListStateDescriptor, StateDescriptor
 from dagster_flinkpy.errors import ConfigurationError, TypeMismatchError
 from dagster_flinkpy.state.keys import hash_keys
 from dagster_flinkpy.state.layout import TableLayout, check_key_like, make_sort_keys, sort_identities
-from dagster_flinkpy.state.placed_rows import one_chunk, unplaced_rows
+from dagster_flinkpy.state.placed_rows import unplaced_rows
 from dagster_flinkpy.state.ttl_rules import TtlRules
 from dagster_flinkpy.state.views import layout_of
 

@@ -14,7 +14,7 @@ from uuid import UUID
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from dagster_flinkpy.common.arrow_columns import with_elements
+from dagster_flinkpy.common.arrow_columns import one_chunk, with_elements
 from dagster_flinkpy.common.decimals import column_of, find_big_dec
 from dagster_flinkpy.common.typeinfo import RowTypeInfo, TypeInformation
 from dagster_flinkpy.connectors.columns.arrow_types import first_wrong, type_info_of
@@ -59,7 +59,7 @@ def check_cast(name: str, there: pa.DataType, wanted: pa.DataType, declared: Typ
 def cast_column(name: str, column: pa.Array, wanted: pa.DataType) -> pa.Array:
     """Converts a column from outside of the job to the Arrow type of a declared type."""
     if isinstance(column, pa.ChunkedArray):
-        column = column.combine_chunks()
+        column = one_chunk(column)
     if column.type == wanted:
         return column
     check_cast(name, column.type, wanted)
@@ -87,7 +87,7 @@ def fit_column(column: Any, kind: TypeInformation, what: str) -> pa.Array:
     nearest number, as it does of Python's.
     """
     if isinstance(column, pa.ChunkedArray):
-        column = column.combine_chunks()
+        column = one_chunk(column)
     if not isinstance(column, pa.Array):
         raise TypeMismatchError(f"{what}: expected an Arrow array, not {type(column).__name__}")
     if find_big_dec(kind) is not None:

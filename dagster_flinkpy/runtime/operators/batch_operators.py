@@ -10,6 +10,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from dagster_flinkpy.common.arrow_columns import one_chunk
 from dagster_flinkpy.connectors.columns.column_casts import fit_column
 from dagster_flinkpy.datastream.batch_function import BatchState
 from dagster_flinkpy.datastream.functions import RuntimeContext
@@ -168,7 +169,7 @@ class FilterBatchOperator(StreamOperator):
         if isinstance(mask, (pa.Array, pa.ChunkedArray)):
             if not pa.types.is_boolean(mask.type):
                 raise TypeMismatchError(f"{what} a column of {mask.type}; it must return one of booleans")
-            column = mask.combine_chunks() if isinstance(mask, pa.ChunkedArray) else mask
+            column = one_chunk(mask) if isinstance(mask, pa.ChunkedArray) else mask
             mask = pc.fill_null(column, False).to_numpy(zero_copy_only=False)
         if not isinstance(mask, np.ndarray) or mask.dtype != np.bool_:
             raise TypeMismatchError(f"{what} {shown_value(mask)}; it must return an Arrow or numpy array of booleans")

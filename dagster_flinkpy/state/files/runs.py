@@ -13,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from dagster_flinkpy.common.arrow_columns import one_chunk
 from dagster_flinkpy.common.clock import current_millis
 from dagster_flinkpy.common.typeinfo import type_from_json
 from dagster_flinkpy.errors import CorruptStateError
@@ -252,7 +253,7 @@ class Runs:
         Args:
             identity: The column ``sort_key`` and the identity columns that are known, at least ``key``.
         """
-        columns = {name: identity.column(name).combine_chunks() for name in identity.column_names}
+        columns = {name: one_chunk(identity.column(name)) for name in identity.column_names}
         sort_keys = columns.pop("sort_key").to_numpy()
         order = np.argsort(sort_keys)  # So neighbours in a run are looked up one after the other.
         ordered = sort_keys[order]

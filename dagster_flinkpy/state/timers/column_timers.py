@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from dagster_flinkpy.common.arrow_columns import one_chunk
 from dagster_flinkpy.common.typeinfo import TypeInformation
 from dagster_flinkpy.state.columns import Cells
 from dagster_flinkpy.state.keys import KeyCodec
@@ -106,7 +107,7 @@ class ColumnTimers(TimerTable[tuple[int, Any, Cells]]):
         return self._rows(seats, columns, at % 2 == 1)
 
     def _fill(self, table: pa.Table) -> None:
-        columns = {name: table.column(name).combine_chunks() for name in ("key", "namespace", "time")}
+        columns = {name: one_chunk(table.column(name)) for name in ("key", "namespace", "time")}
         seats = self._touch(columns["key"], hashes_of(table.column("sort_key").to_numpy()))
         pairs = pa.StructArray.from_arrays([columns["time"], columns["namespace"]], names=["time", "namespace"])
         first, codes = distinct_rows(pairs)

@@ -8,6 +8,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from dagster_flinkpy.common.arrow_columns import one_chunk
 from dagster_flinkpy.common.typeinfo import TypeInformation
 from dagster_flinkpy.state.columns import Cells
 from dagster_flinkpy.state.files.time_order import MAX_TIME, MIN_TIME
@@ -134,8 +135,8 @@ class SessionTimers(TimerTable[tuple[Times, Cells]]):
         self._sessions.written_with_timers()
 
     def _fill(self, table: pa.Table) -> None:
-        seats = self._touch(table.column("key").combine_chunks(), hashes_of(table.column("sort_key").to_numpy()))
-        starts, ends = (column.to_numpy() for column in table.column("namespace").combine_chunks().flatten())
+        seats = self._touch(one_chunk(table.column("key")), hashes_of(table.column("sort_key").to_numpy()))
+        starts, ends = (column.to_numpy() for column in one_chunk(table.column("namespace")).flatten())
         cells = self._sessions.at(seats, starts)
         same = (cells >= 0) & (self._sessions.start[cells] == starts) & (self._sessions.end[cells] == ends)
         self._due.add(table.column("time").to_numpy()[same], cells[same])  # The others have changed in the meantime.

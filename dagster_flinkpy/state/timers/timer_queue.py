@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from dagster_flinkpy.common.arrow_columns import one_chunk
 from dagster_flinkpy.errors import ConfigurationError
 from dagster_flinkpy.state.files.time_order import MAX_TIME, MIN_TIME
 from dagster_flinkpy.state.layout import distinct_rows, hashes_of
@@ -229,9 +230,9 @@ class TimerQueue(TimerTable[tuple[int, Any, Any]]):
         )
 
     def _fill(self, table: pa.Table) -> None:
-        seats = self._touch(table.column("key").combine_chunks(), hashes_of(table.column("sort_key").to_numpy()))
+        seats = self._touch(one_chunk(table.column("key")), hashes_of(table.column("sort_key").to_numpy()))
         if self.namespace_type is not None and self._namespace_codec is not None:
-            column = table.column("namespace").combine_chunks()
+            column = one_chunk(table.column("namespace"))
             first, codes = distinct_rows(column)
             known = self._namespace_codec.encode_all(self.namespace_type.from_arrow(column.take(pa.array(first))))
             seats |= np.array([self._number(namespace) << _SEAT_BITS for namespace in known], dtype=np.int64)[codes]
