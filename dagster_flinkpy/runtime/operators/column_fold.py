@@ -96,6 +96,10 @@ class ColumnFold(ABC):
         """Returns the accumulator of each record alone, given what :meth:`reads` returned."""
         return read
 
+    def combine_read(self, read: pa.Array[Any], groups: Cells, first: Cells) -> pa.Array[Any] | None:
+        """Merges single records as :meth:`combine` does, given what :meth:`reads` returned."""
+        return self.combine(self.accumulators(read), groups, first)
+
     def results(self, table: CellTable, cells: Cells) -> pa.Array[Any]:
         """Returns the results of cells that have an accumulator."""
         return self.results_of(table.column.take(cells))

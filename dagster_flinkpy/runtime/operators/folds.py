@@ -167,17 +167,9 @@ class _LeafFold(ColumnFold):
     def combine(self, accumulators: pa.Array[Any], groups: Cells, first: Cells) -> pa.Array[Any] | None:
         merged: dict[int | None, pa.Array[Any]] = {}
         for field, kind in self.leaves:
-            values = _leaf(accumulators, field)
-            if kind != "sum":
-                result = values[first]
-                (np.minimum if kind == "min" else np.maximum).at(result, groups, values)
-            else:
-                if values.dtype.kind == "i" and not fits(values, values[:1] & 0):
-                    return None
-                # Starting from negative zero, a sum of one value is exactly that value.
-                result = np.full(len(first), -0.0 if values.dtype.kind == "f" else 0, dtype=values.dtype)
-                with np.errstate(over="ignore", invalid="ignore"):
-                    np.add.at(result, groups, values)
+            result = _merged(_leaf(accumulators, field), kind, groups, first)
+            if result is None:
+                return None
             merged[field] = pa.array(result)
         if None in merged:
             return merged[None]
@@ -247,7 +239,7 @@ class _NumbersFold(_LeafFold):
         places = range(len(kinds)) if self._structs else [None]
         numbers = dict.fromkeys(field for kind, _, field in each if kind != "count")
         super().__init__(state_type, list(zip(places, kinds, strict=True)), list(numbers))
-        self._each, self._result_type = each, result_type
+        self._each, self._kinds, self._result_type = each, kinds, result_type
         self._read = {field: kind for kind, of_field, field in each if of_field}
         """The fields that are read; those that are counted are booleans, and no others are."""
         self._places = {field: i for i, field in enumerate(self._read)}
@@ -281,6 +273,28 @@ class _NumbersFold(_LeafFold):
             return columns[0]
         return pa.StructArray.from_arrays(columns, fields=list(self.state_type.arrow_type))
 
+    def combine_read(self, read: pa.Array[Any], groups: Cells, first: Cells) -> pa.Array[Any] | None:
+        # A count needs no column of ones, and no sum of them.
+        structs: Any = read
+        given = structs.flatten() if self._read else []
+        kinds = iter(self._kinds)
+        columns: list[pa.Array[Any]] = []
+        for kind, of_field, field in self._each:
+            values: Any = given[self._places[field]].to_numpy(zero_copy_only=False) if of_field else None
+            if kind != "count":
+                numbers = values.astype(np.float64, copy=False) if kind == "mean" else values
+                result = _merged(numbers, next(kinds), groups, first)
+                if result is None:
+                    return None
+                columns.append(pa.array(result))
+            if kind in ("count", "mean"):
+                next(kinds)
+                counted = groups[np.flatnonzero(values)] if kind == "count" and of_field else groups
+                columns.append(pa.array(np.bincount(counted, minlength=len(first))))
+        if not self._structs:
+            return columns[0]
+        return pa.StructArray.from_arrays(columns, fields=list(self.state_type.arrow_type))
+
     def results_of(self, accumulators: pa.Array[Any]) -> pa.Array[Any]:
         structs: Any = accumulators
         numbers = iter(structs.flatten() if self._structs else [accumulators])
@@ -297,6 +311,21 @@ class _PlainFold(_NumbersFold):
     """A count or mean, whose accumulators start from zero."""
 
     initial = 0
+
+
+def _merged(values: Numbers, kind: FoldKind, groups: Cells, first: Cells) -> Numbers | None:
+    """Returns the result of each group; None if a sum might be out of range."""
+    if kind != "sum":
+        result: Numbers = values[first]
+        (np.minimum if kind == "min" else np.maximum).at(result, groups, values)
+        return result
+    if values.dtype.kind == "i" and not fits(values, values[:1] & 0):
+        return None
+    # Starting from negative zero, a sum of one value is exactly that value.
+    result = np.full(len(first), -0.0 if values.dtype.kind == "f" else 0, dtype=values.dtype)
+    with np.errstate(over="ignore", invalid="ignore"):
+        np.add.at(result, groups, values)
+    return result
 
 
 def _field(records: pa.Array[Any], field: int | None) -> pa.Array[Any]:

@@ -7,6 +7,7 @@ epoch. Otherwise a running aggregation gives a result per record, so its records
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -148,19 +149,22 @@ class LocalAggregate:
         if not self._records:
             return
         before = self._rows
-        rows = _joined(self._records)
-        held = [*self._combined, self._merged(rows._replace(values=self._fold.accumulators(rows.values)))]
+        held = [*self._combined, self._of_records(_joined(self._records))]
         if len(held) > 1:
-            held = [self._merged(_joined(held))]
+            held = [self._merged(_joined(held), self._fold.combine) or _joined(held)]
         self._records, self._combined, self._rows, self._bytes = [], [], 0, 0
         self._hold(self._combined, held[0])
         if before >= TRIED and self._rows > WORTH * before:
             self.pays = False
 
-    def _merged(self, rows: _Rows) -> _Rows:
-        """Returns one row for each key and slice; all of them if a sum may be out of range.
+    def _of_records(self, rows: _Rows) -> _Rows:
+        combined = self._merged(rows, self._fold.combine_read)
+        return combined or rows._replace(values=self._fold.accumulators(rows.values))
 
-        Then the operator finds out which record was one too many.
+    def _merged(self, rows: _Rows, combine: Callable[..., pa.Array[Any] | None]) -> _Rows | None:
+        """Returns one row for each key and slice; None if a sum may be out of range.
+
+        Then all rows are sent, and the operator finds out which record was one too many.
         """
         keys: Any = rows.keys
         times, lasts = rows.times, rows.lasts
@@ -176,8 +180,8 @@ class LocalAggregate:
             times, lasts = times[first], lasts[first]
         else:
             first, groups, times, lasts = _runs(first, groups, times, lasts, self._gap)
-        combined = self._fold.combine(rows.values, groups, first)
-        return rows if combined is None else _Rows(rows.keys.take(pa.array(first)), combined, times, lasts)
+        combined = combine(rows.values, groups, first)
+        return None if combined is None else _Rows(rows.keys.take(pa.array(first)), combined, times, lasts)
 
     def _release(self) -> list[StreamBatch]:
         assert self._key_type is not None
