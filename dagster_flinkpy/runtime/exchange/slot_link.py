@@ -62,8 +62,8 @@ class SlotLink:
         self._ended = False
         self._lock = threading.Lock()
         self._answered = threading.Event()
-        self._ask_at = 0.0
-        """When the other slot is asked again whether it is there, in seconds of the monotonic clock."""
+        self.ask_at = 0.0
+        """When :meth:`flush` asks the other slot again whether it is there, in seconds of the monotonic clock."""
         self._asked = 0.0
         """Since when it has been asked, and has not answered; 0: it has."""
         self._writing = 0.0
@@ -137,8 +137,8 @@ class SlotLink:
         Raises:
             SlotLostError: The other slot is gone.
         """
-        if (now := time.monotonic()) >= self._ask_at:
-            self._ask_at, self._asked = now + self._ask_seconds, self._asked or now
+        if (now := time.monotonic()) >= self.ask_at:
+            self.ask_at, self._asked = now + self._ask_seconds, self._asked or now
             self._write(lambda: self._writer.write_metadata(ALIVE))
         if self._rows:
             batch = batch_of(self._rows, self._payloads)

@@ -179,6 +179,10 @@ class SourceOperator(StreamOperator):
         uid = self.context.vertex.uid
         return self._idle_timeout is not None and not self._makes_watermarks and uid not in epoch.ended_sources
 
+    @property
+    def heeds_time(self) -> bool:
+        return self._idle_timeout is not None
+
     def becomes_idle(self, now_ms: int) -> bool:
         """Returns whether nothing has come for longer than the idle timeout, in an epoch to which more may be added."""
         if self._idle_timeout is None:

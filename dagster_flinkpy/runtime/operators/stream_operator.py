@@ -84,6 +84,11 @@ class StreamOperator(ABC):
         """
 
     @property
+    def heeds_time(self) -> bool:
+        """Whether time alone may give it something to do."""
+        return type(self).on_processing_time is not StreamOperator.on_processing_time
+
+    @property
     def own_watermark(self) -> int | None:
         """The watermark that the operator generates, or None if it forwards the watermark of its input."""
         return None

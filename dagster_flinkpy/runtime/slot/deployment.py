@@ -88,7 +88,7 @@ class SlotDeployment:
         self._flushed = time.monotonic()
         self._timers_at = time.monotonic()
         self._with_timers: list[PipelinedTask] = []
-        """The tasks whose timers, alignments and blocked channels are looked at now and then, once they are open."""
+        """The tasks that are looked at now and then, once they are open: time alone may give them something to do."""
 
     def _create(self, job: EpochJob, stage: int, chain: Sequence[JobVertex], index: int) -> PipelinedTask:
         graph = job.graph
@@ -143,7 +143,7 @@ class SlotDeployment:
         except SlotLostError as error:
             self.fail(error)
         self.in_all(PipelinedTask.open)
-        self._with_timers = list(self.tasks.values())
+        self._with_timers = [] if self.failed else [task for task in self.tasks.values() if task.heeds_time]
 
     def finish(self) -> None:
         """Closes the functions at the end of the job. Those of other tasks are closed, too, if one raises."""
@@ -252,6 +252,7 @@ class SlotDeployment:
                 link.flush()
         except SlotLostError as error:
             self.fail(error)
+        waits += [link.ask_at - now for link in self.links.values()]
         return None if self.failed else min(waits, default=None)
 
     # --- from other threads ------------------------------------------------------------------------------------------

@@ -85,6 +85,7 @@ class PipelinedTask(StreamTask):
         """The operators of its sources that read on until the next part of an epoch is there, by uid."""
 
     def open(self) -> None:
+        self.unsent = True
         super().open()
         for task in self._tasks.values():
             if isinstance(task.operator, SourceReaderOperator):
@@ -101,6 +102,7 @@ class PipelinedTask(StreamTask):
 
     def begin(self, epoch: EpochInput) -> None:
         """Lets the sources read an epoch, or a part of an open one."""
+        self.unsent = True
         self._to_read.append(epoch)
         self._poll_again()
         self.stop_reading(stops=False)
@@ -115,6 +117,12 @@ class PipelinedTask(StreamTask):
         for task in self._tasks.values():
             if isinstance(task.operator, SourceOperator):
                 task.operator.stops = stops
+
+    @property
+    def heeds_time(self) -> bool:
+        """Whether :meth:`on_processing_time` is to be called now and then. It is known once the task is open."""
+        by_time = any(task.operator.heeds_time for task in self._tasks.values())
+        return by_time or bool(self._readers) or self._selects or self.job.alignment_timeout is not None
 
     @property
     def is_available(self) -> bool:

@@ -6,6 +6,7 @@ from collections import Counter, defaultdict, deque
 from collections.abc import Callable
 from dataclasses import replace
 from datetime import timedelta
+from math import inf
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +15,9 @@ import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from dagster_flinkpy.datastream import SlotSharingGroup
+from dagster_flinkpy.datastream import DataStream, SlotSharingGroup
 from dagster_flinkpy.datastream.checkpointing_mode import CheckpointingMode
+from dagster_flinkpy.datastream.window import TumblingEventTimeWindows, TumblingProcessingTimeWindows
 from dagster_flinkpy.errors import SlotLostError
 from dagster_flinkpy.runtime.epoch import EpochInput, EpochJob
 from dagster_flinkpy.runtime.exchange.places import Places, input_channels, output_channels
@@ -23,7 +25,7 @@ from dagster_flinkpy.runtime.master.deployments.pipelined_region import places_o
 from dagster_flinkpy.runtime.master.results import EpochResults
 from dagster_flinkpy.runtime.shipping import dump_job, load_job
 from dagster_flinkpy.runtime.shuffle.wire import WireRow
-from dagster_flinkpy.runtime.slot.deployment import SlotDeployment
+from dagster_flinkpy.runtime.slot.deployment import _TIMER_SECONDS, SlotDeployment
 from dagster_flinkpy.runtime.slot.pipelined_task import PipelinedTask
 from dagster_flinkpy.runtime.task.task_times import TaskTimes
 from tests.examples import examples
@@ -36,6 +38,8 @@ RECORDS = [(f"k{i % 5}", i, 1) for i in range(24)]
 
 class _Link:
     """A connection, on which things arrive when the test says so."""
+
+    ask_at = inf
 
     def __init__(self, target: str, network: deque[WireRow]) -> None:
         self._target, self._network = target, network
@@ -230,10 +234,30 @@ def test_whoever_is_first_the_outcome_is_the_same(
 
 def counting(folder: Path) -> EpochJob:
     """Returns the job of a program that counts events by key, with all of its input in the first epoch."""
-    graph = collect_graph(events(environment(2), RECORDS).key_by("key").process(CountPerKey(), COUNTED).uid("count"))
+    return of_events(folder, events(environment(2), RECORDS).key_by("key").process(CountPerKey(), COUNTED).uid("count"))
+
+
+def of_events(folder: Path, stream: DataStream) -> EpochJob:
+    graph = collect_graph(stream)
     source = graph.vertex("events").spec.source
     splits = {("events", i): tuple(each) for i, each in enumerate(source.create_enumerator(None).plan_epoch(2))}
     return replace(make_job(graph, folder, inputs={}), epoch=EpochInput(1, splits))
+
+
+def test_a_slot_looks_at_the_clock_only_where_time_alone_gives_something_to_do(tmp_path: Path) -> None:
+    def job(make: Callable[[DataStream], DataStream]) -> EpochJob:
+        return of_events(tmp_path, make(events(environment(2), RECORDS)))
+
+    passed = job(lambda stream: stream.rebalance().map(lambda event: event, EVENT).uid("map"))
+    by_event = job(lambda stream: stream.key_by("key").window(TumblingEventTimeWindows(5)).count().uid("windows"))
+    by_clock = job(lambda stream: stream.key_by("key").window(TumblingProcessingTimeWindows(5)).count().uid("windows"))
+    aligning = replace(passed, alignment_timeout=timedelta(1))
+    waits = {inf: [passed, by_event], _TIMER_SECONDS: [by_clock, aligning, counting(tmp_path)]}
+    for seconds, jobs in waits.items():
+        for each in jobs:
+            slot, _ = Slots(each, [])._slots.values()
+            slot.rest(worked=False)  # sends what functions may have emitted when they were opened
+            assert slot.rest(worked=False) == seconds
 
 
 @pytest.mark.parametrize("cancelled", [False, True])

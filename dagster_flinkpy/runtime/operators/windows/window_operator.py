@@ -119,6 +119,10 @@ class WindowOperator(KeyedOperator):
     def on_processing_time(self, now: int) -> None:
         self._advance(now - 1, event_time=False)
 
+    @property
+    def heeds_time(self) -> bool:
+        return not (self.event_time and has_default_trigger(self.spec))
+
     def _advance(self, until: int, *, event_time: bool) -> None:
         if self._has_keys:
             self._windower.advance(until, event_time=event_time)
