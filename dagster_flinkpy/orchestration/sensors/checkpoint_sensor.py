@@ -48,6 +48,10 @@ class CheckpointPolicy:
             raise ConfigurationError(f"min_pause between checkpoints must not be negative, not {self.min_pause}")
 
 
+_SKEW_MS = 5 * 60_000
+"""A time further ahead is of a clock that was wrong: a job that waited for it would take no checkpoints until then."""
+
+
 @dataclass(frozen=True)
 class JobAtTick:
     """What a tick knows about a job. Times are milliseconds since 1970."""
@@ -225,14 +229,16 @@ def _status(
     triggers = [epoch_millis(tried[0].create_timestamp)] if tried else []
     if latest:
         triggers.append(latest.timestamp_ms)
+    completions = [epoch_millis(completed.last_modified)] if completed else []
     active = runs_alive(target, instance, CompletedCheckpointStore(store).leader(), log)
+    latest_possible = current_millis() + _SKEW_MS
     return JobAtTick(
         job_id=target.job_id,
         last_checkpoint_id=latest.checkpoint_id if latest else None,
         end_of_input=latest is not None and latest.end_of_input,
         stopped=latest is not None and latest.stopped,
-        last_trigger_ms=max(triggers, default=None),
-        last_completion_ms=epoch_millis(completed.last_modified) if completed else None,
+        last_trigger_ms=max((each for each in triggers if each <= latest_possible), default=None),
+        last_completion_ms=max((each for each in completions if each <= latest_possible), default=None),
         active=tuple(run.run_id for run in active),
         runs_on=next((run.run_id for run in active if runs_on(run, target.dagster_name)), None),
     )

@@ -154,6 +154,14 @@ def test_goes_on_from_head(tmp_path: Path, tick: Any, assets: list[AssetsDefinit
     assert request.run_key == "words-5-1"
 
 
+def test_a_checkpoint_of_a_clock_that_was_ahead_is_not_waited_for(
+    tmp_path: Path, tick: Any, assets: list[AssetsDefinition]
+) -> None:
+    complete(tmp_path, 4, ago=-timedelta(days=365))
+    [request] = tick(build_checkpoint_sensor(assets, interval=MINUTE)).run_requests
+    assert request.run_key == "words-5-1"
+
+
 def test_a_failed_run_is_tried_again_under_another_key(
     tmp_path: Path,
     tick: Any,
