@@ -15,9 +15,9 @@ from dagster_flinkpy.datastream.functions import function_of
 from dagster_flinkpy.datastream.operator_coordinator import CoordinatedFunction
 from dagster_flinkpy.datastream.operator_specs import SinkSpec, SourceSpec
 from dagster_flinkpy.datastream.program.job_graph import JobGraph
-from dagster_flinkpy.errors import RestoreError
+from dagster_flinkpy.errors import RestoreError, StateSchemaError
 from dagster_flinkpy.key_groups import compute_key_group_range_for_operator_index
-from dagster_flinkpy.state.handles import DistributionMode, KeyedSnapshot, OperatorStateHandle
+from dagster_flinkpy.state.handles import DistributionMode, KeyedSnapshot, OperatorStateHandle, describe_schema
 
 __all__ = [
     "OperatorAssignment",
@@ -99,6 +99,7 @@ def assign(
     Raises:
         RestoreError: The state does not fit the job. The message names the uid, the numbers and what to change. (Flink:
             ``Checkpoints.loadAndValidateCheckpoint``, ``StateAssignmentOperation.checkParallelismPreconditions``.)
+        StateSchemaError: A subtask would get state of two types under one name.
     """
     what = f"{metadata.kind.value} {metadata.checkpoint_id} of job {metadata.job_id!r}"
     skipped = _left_behind(metadata, operators, what, allow_non_restored_state)
@@ -219,6 +220,9 @@ def reassign_operator_state(
     """Returns the operator state of each new subtask, with one handle per name and mode.
 
     See :func:`repartition_operator_state` for the rules.
+
+    Raises:
+        StateSchemaError: A subtask would get elements of two types under one name.
     """
     return _merged(repartition_operator_state(old, new_parallelism))
 
@@ -393,10 +397,21 @@ def _merged(
             if known is not None and handle.mode is DistributionMode.BROADCAST:
                 continue
             if known is not None:
+                if known.types != handle.types:  # A partition does not say its type.
+                    raise StateSchemaError(_two_types(known, handle))
                 handle = replace(known, partitions=known.partitions + handle.partitions)
             by_name[key] = handle
         merged.append(tuple(by_name.values()))
     return merged
+
+
+def _two_types(one: OperatorStateHandle, other: OperatorStateHandle) -> str:
+    types = " and of ".join(describe_schema(handle.types["value"]) for handle in (one, other))
+    return (
+        f"operator state {one.name!r} has in one checkpoint elements of {types}, because not all subtasks have "
+        "declared it since its type has changed. Declare it in initialize_state(), which all subtasks call, and "
+        "start from a checkpoint in which all of its elements have one type."
+    )
 
 
 def _least(watermarks: Iterable[int | None]) -> int | None:

@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 from dagster_flinkpy.checkpoint.metadata import CheckpointMetadata
 from dagster_flinkpy.checkpoint.operator_states import OperatorState, SubtaskState
 from dagster_flinkpy.checkpoint.restore import RestoreTarget, assign, reassign_key_groups, repartition_operator_state
-from dagster_flinkpy.errors import RestoreError
+from dagster_flinkpy.common.typeinfo import Types
+from dagster_flinkpy.errors import RestoreError, StateSchemaError
 from dagster_flinkpy.key_groups import KeyGroupRange, compute_key_group_range_for_operator_index
 from dagster_flinkpy.state.handles import DistributionMode, KeyedSnapshot, OperatorStateHandle
 from tests.checkpoint.samples import keyed, metadata, operator, source
@@ -181,6 +182,30 @@ def test_parts_of_one_operator_state_are_joined() -> None:
         (replace(handles[0], partitions=(0, 10, 1)),),
         (replace(handles[0], partitions=(11, 2, 12)),),
     ]
+
+
+TWO = tuple(Types.ROW_NAMED(names, [Types.LONG(), Types.LONG()]) for names in (["a", "b"], ["b", "a"]))
+
+
+@pytest.mark.parametrize(("mode", "parallelism"), [("UNION", 2), ("SPLIT_DISTRIBUTE", 1)])
+def test_parts_of_one_operator_state_with_two_types_are_not_joined(mode: str, parallelism: int) -> None:
+    """A partition does not say its type, so the fields of one of them would be read as those of the other."""
+    parts = [OperatorStateHandle("s", DistributionMode(mode), (i,), {"value": t.to_json()}) for i, t in enumerate(TWO)]
+    subtasks = tuple(SubtaskState(i, operator_state=(part,)) for i, part in enumerate(parts))
+    stored = metadata(5, OperatorState("count", "Count", 2, 8, subtasks))
+    with pytest.raises(
+        StateSchemaError, match=r"'s' has .* of Types.ROW_NAMED\(\['a', 'b'\].* in initialize_state\(\)"
+    ):
+        assign(stored, [spec(parallelism=parallelism)])
+    alike = tuple(SubtaskState(i, operator_state=(parts[0],)) for i in range(2))
+    (first, *_) = (
+        assign(
+            replace(stored, operators=(replace(stored.operators[0], subtasks=alike),)), [spec(parallelism=parallelism)]
+        )
+        .operators["count"]
+        .subtasks
+    )
+    assert first.operator_state == (replace(parts[0], partitions=(0, 0)),)
 
 
 def test_broadcast_state_is_given_once_even_where_flink_gives_two_copies() -> None:
