@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import Any, TypeAlias
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from dagster_flinkpy.datastream.state import StateDescriptor
 from dagster_flinkpy.errors import CorruptStateError, StateSchemaError, UserFunctionError
@@ -149,6 +150,8 @@ def _placed(
     rows = unplaced_rows(layout, columns, hashes)
     if layout.kind in ("VALUE", "REDUCING", "AGGREGATING"):
         rows = rows.filter(rows.column("value").is_valid())  # null means no value
+    if layout.ttl:
+        _check_expiry(rows, named)
     try:
         placed = in_key_groups(layout, rows, max_parallelism)
     except CorruptStateError as error:
@@ -156,6 +159,18 @@ def _placed(
     if clip_rows(placed.column("sort_key").to_numpy(), span_of(key_groups)) != (0, len(placed)):
         raise StateSchemaError(f"{named} with keys that it was not given, and that belong to another part of the state")
     return placed
+
+
+def _check_expiry(rows: pa.Table, named: str) -> None:
+    """Checks that each value, or each element of a list, says when it expires."""
+    expires, values = (rows.column(name).combine_chunks() for name in ("expires_at", "value"))
+    if pa.types.is_list(expires.type):
+        lengths = (pc.fill_null(pc.list_value_length(column), 0) for column in (expires, values))
+        if not pc.all(pc.equal(*lengths), min_count=0).as_py():
+            raise StateSchemaError(f"{named} with lists in 'expires_at' that have not one time for each element")
+        expires = expires.flatten()
+    if expires.null_count:
+        raise StateSchemaError(f"{named} with a null in 'expires_at': each value needs the time when it expires")
 
 
 def _written(

@@ -227,6 +227,26 @@ def test_what_does_not_fit_is_refused_with_the_reason() -> None:
     assert "has raised KeyError: 'totals'" in refused(lambda states: states["totals"])
 
 
+def test_each_value_says_when_it_expires() -> None:
+    """Otherwise the job fails when it reads the key, which may be much later."""
+
+    def expiring(descriptor: Any, value: Any, expires: Any) -> Any:
+        descriptor.enable_time_to_live(StateTtlConfig.new_builder(Time.hours(1)).build())
+        columns = {"key": pa.array(["a", "b"]), "value": value, "expires_at": expires}
+        return lambda states: {descriptor: pa.table(columns)}
+
+    total = ValueStateDescriptor("total", Types.LONG())
+    assert "with a null in 'expires_at'" in refused(expiring(total, pa.array([1, 2]), pa.array([None, 9])))
+    for times, reason in (
+        ([[9, 9], [9, 9]], "that have not one time for each element"),
+        ([None, [9]], "that have not one time for each element"),
+        ([[9, 9], [None]], "with a null in 'expires_at'"),
+    ):
+        lists = pa.array([[1, 2], [3]], Types.LIST(Types.LONG()).arrow_type)
+        items = ListStateDescriptor("items", Types.LONG())
+        assert reason in refused(expiring(items, lists, pa.array(times, pa.list_(pa.int64()))))
+
+
 def test_keys_of_others_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(migration, "_BATCH_ROWS", 1)
 
