@@ -239,6 +239,9 @@ def test_a_late_or_foreign_decline_does_nothing() -> None:
 # --- failing ----------------------------------------------------------------------------------------------------------
 
 
+ADVICE = ": give epochs less input, or raise the checkpoint timeout"
+
+
 def test_a_timeout_that_is_not_tolerated_cancels_the_tasks_and_fails_the_job() -> None:
     coordinator = running(timeout=timedelta(seconds=30), tolerable_failed=0)
     trigger(coordinator, 1000, 1)
@@ -246,7 +249,7 @@ def test_a_timeout_that_is_not_tolerated_cancels_the_tasks_and_fails_the_job() -
     assert coordinator.handle(TimerFired(31_000, 1)) == [
         CancelSparkJob(1),
         notify_aborted(1, REASON.CHECKPOINT_EXPIRED),
-        FailJob(1, REASON.CHECKPOINT_EXPIRED, "checkpoint 1 failed: 1 of 3 tasks answered in 0:00:30"),
+        FailJob(1, REASON.CHECKPOINT_EXPIRED, f"checkpoint 1 failed: 1 of 3 tasks answered in 0:00:30{ADVICE}"),
     ]
 
 

@@ -418,7 +418,7 @@ class CheckpointCoordinator:
         pending = self._pending.get(stimulus.checkpoint_id)
         if pending is None or not pending.can_abort:
             return []
-        detail = f"{pending.answers} in {self._config.timeout}"
+        detail = f"{pending.answers} in {self._config.timeout}: give epochs less input, or raise the checkpoint timeout"
         return self._abort(pending, stimulus.now_ms, CheckpointFailureReason.CHECKPOINT_EXPIRED, detail)
 
     def _count_missed(self, late: PendingCheckpoint) -> list[Instruction]:
