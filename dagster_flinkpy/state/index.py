@@ -150,8 +150,8 @@ class WordIndex:
             hashes: A hash of 64 bits for each row, whose upper ones count.
             left_out: Positions of rows that get numbers but are not to be found. Default: none.
         """
-        # new: numbers of rows that have no place in the table, ascending; at: where they look. self._table: int32, by
-        # place: a number, or -1.
+        # new: int32, numbers of rows that have no place in the table, ascending; at: where they look. self._table:
+        # int32, by place: a number, or -1. take() is faster than an index.
         before, self._size = self._size, self._size + len(hashes)
         for position in words:
             self._words.setdefault(position, np.zeros(0, dtype=np.int64))
@@ -161,34 +161,34 @@ class WordIndex:
                 known[before : self._size] = words[position]
         self._hashes = grown(self._hashes, self._size, 0)
         self._hashes[before : self._size] = hashes
-        new = np.arange(before, self._size)
-        if left_out is not None:
+        new = np.arange(before, self._size, dtype=np.int32)
+        if left_out is not None and len(left_out):
             self._left_out += (before + left_out).tolist()
             new = np.delete(new, left_out)
         if 2 * self._size > len(self._table):
             self._make((2 * self._size).bit_length() + 1)
-            new = np.delete(np.arange(self._size), self._left_out)
-        at = (self._hashes[new] >> self._shift).view(np.int64)
+            new = np.delete(np.arange(self._size, dtype=np.int32), self._left_out)
+        at = (self._hashes.take(new) >> self._shift).view(np.int64)
         while len(new):
-            free = np.flatnonzero(self._table[at] < 0)  # Positions: numpy takes long by a mask without a pattern.
-            self._table[at[free]] = new[free]
-            waiting = np.flatnonzero(self._table[at] != new)
-            new, at = new[waiting], (at[waiting] + 1) & self._mask
+            free = np.flatnonzero(self._table.take(at) < 0)  # Positions: numpy takes long by a mask without a pattern.
+            self._table[at.take(free)] = new.take(free)
+            waiting = np.flatnonzero(self._table.take(at) != new)
+            new, at = new.take(waiting), (at.take(waiting) + 1) & self._mask
 
     def find(self, words: Words, hashes: Hashes) -> Integers:
         """Returns the number of each row, or -1 if it was not added."""
         # found: int64, one a row. probing: rows that are undecided, ascending; at goes with them.
         at = (hashes >> self._shift).view(np.int64)
-        found = self._table[at].astype(np.int64)
+        found = self._table.take(at).astype(np.int64)
         if not self._size:
             return found
         probing = np.flatnonzero(self._differ(found, words))
-        at = at[probing]
+        at = at.take(probing)
         while len(probing):
             at = (at + 1) & self._mask
-            numbers = self._table[at].astype(np.int64)
+            numbers = self._table.take(at).astype(np.int64)
             found[probing] = numbers
-            other = self._differ(numbers, {p: word[probing] for p, word in words.items()})
+            other = self._differ(numbers, {p: word.take(probing) for p, word in words.items()})
             probing, at = probing[other], at[other]
         return found
 
@@ -197,7 +197,7 @@ class WordIndex:
         other: Any = np.False_
         for position in self._words.keys() | words.keys():
             known, word = self._words.get(position), words.get(position)
-            other = other | ((0 if known is None else known[numbers]) != (0 if word is None else word))
+            other = other | ((0 if known is None else known.take(numbers)) != (0 if word is None else word))
         differing: npt.NDArray[np.bool_] = (numbers >= 0) & other
         return differing
 

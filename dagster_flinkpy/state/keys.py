@@ -247,6 +247,8 @@ class TouchedKeys:
         Args:
             column: The keys; may repeat.
         """
+        if not self._size:
+            return np.full(len(column), -1)
         if self._index is None:
             seats = self.seats
             return np.array([seats.get(key, -1) for key in self._encode(column)], dtype=np.int64)

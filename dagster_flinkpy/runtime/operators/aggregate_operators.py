@@ -59,7 +59,7 @@ class RollingAggregateOperator(KeyedStateOperator):
             raise aggregation_error(self.context, e, batch) from e
         self._emit_of(keys.column, results, batch.timestamps)
 
-    def _emit_of(self, keys: pa.Array[Any], results: pa.Array[Any], timestamps: Cells) -> None:
+    def _emit_of(self, keys: Any, results: pa.Array[Any], timestamps: Cells) -> None:
         if self._with_key:
             kind: Any = self.context.vertex.output_type
             columns = [*spread(keys, 2 if self._flat else 1), *fields_of(results)]
@@ -102,5 +102,5 @@ class MiniBatchAggregateOperator(RollingAggregateOperator):
         seats = np.flatnonzero(self._changed)
         self._changed[:] = False
         if len(seats):
-            keys = self.backend.key_context.column(seats)
+            keys = self.backend.key_context.column(seats) if self._with_key else None
             self._emit_of(keys, self._fold.results(self._state, seats), np.full(len(seats), NO_TIMESTAMP))
