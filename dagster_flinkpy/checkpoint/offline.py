@@ -104,7 +104,10 @@ def trigger_savepoint(
         latest = checkpoints.latest()
         if latest is None:
             head_of_job(checkpoints.store)  # raises if it was lost
-            raise CheckpointError(f"{job.url} has no completed checkpoint to make a savepoint of")
+            raise CheckpointError(
+                f"{job.url} has no completed checkpoint to make a savepoint of: give the folder of a job, of which "
+                "'flinkpy job list' shows those of a folder of checkpoints, or run the job first"
+            )
         check_target(target, job, format_type, folders_of(latest.operators))
         leader = checkpoints.leader()
         _check_committed(job, latest, None if leader is None else leader.committed)

@@ -114,6 +114,7 @@ def test_release_fences_whoever_leads(job: Path) -> None:
 
 def test_a_lost_head_is_recovered(job: Path) -> None:
     assert "checkpoint 1 is the latest. There is nothing to recover" in error_of("checkpoints", "recover", job)
+    assert "'flinkpy job list' shows" in error_of("savepoint", "trigger", job.parent)
     wrong = error_of("checkpoints", "recover", job.parent)
     assert "nothing of a job in" in wrong and "start_empty" not in wrong, "who did that would write all rows again"
     (job / "HEAD").unlink()
