@@ -48,7 +48,11 @@ __all__ = ["SavepointWriter", "write_savepoint"]
 
 
 def write_savepoint(
-    based_on: str | StorageLocation | None = None, *, max_parallelism: int = 128, parallelism: int = 1
+    based_on: str | StorageLocation | None = None,
+    *,
+    max_parallelism: int = 128,
+    parallelism: int = 1,
+    state_version: int = 0,
 ) -> SavepointWriter:
     """Begins a savepoint. Nothing is written until :meth:`SavepointWriter.write` is called.
 
@@ -58,8 +62,12 @@ def write_savepoint(
         max_parallelism: Max parallelism of new operators. The job must have the same max parallelism, or none set.
         parallelism: Number of parts in which the state of new operators is written. A job may restore it with another
             parallelism.
+        state_version: Version of the state of new operators: one more than the highest ``from_version`` that the
+            program gives ``env.migrate_state`` for them, if the state is as the program declares it now. State of an
+            older version is migrated by the job that restores it. Default: 0, as in a program without migrations.
 
     Raises:
+        ConfigurationError: The version is not a whole number from 0.
         RestoreError: There is no such savepoint, or it has in-flight data.
         CorruptMetadataError: Its metadata cannot be read.
         ParallelismError: One of the numbers is out of range.
@@ -71,7 +79,9 @@ def write_savepoint(
             f"parallelism {parallelism} and max parallelism {max_parallelism} must be at least 1; the first must "
             f"not exceed the second, and the second must not exceed {UPPER_BOUND_MAX_PARALLELISM}"
         )
-    return SavepointWriter(based_on, max_parallelism, parallelism)
+    if type(state_version) is not int or state_version < 0:
+        raise ConfigurationError(f"write_savepoint: state_version is {state_version!r}, but versions count from 0")
+    return SavepointWriter(based_on, max_parallelism, parallelism, state_version)
 
 
 @dataclass
@@ -98,8 +108,10 @@ class _Operator:
 class SavepointWriter:
     """Builds a savepoint. :func:`write_savepoint` creates it. All methods except :meth:`write` return the writer."""
 
-    def __init__(self, based_on: str | StorageLocation | None, max_parallelism: int, parallelism: int) -> None:
-        self._max_parallelism, self._parallelism = max_parallelism, parallelism
+    def __init__(
+        self, based_on: str | StorageLocation | None, max_parallelism: int, parallelism: int, state_version: int
+    ) -> None:
+        self._max_parallelism, self._parallelism, self._state_version = max_parallelism, parallelism, state_version
         self._operators: dict[str, _Operator] = {}
         self._base: CheckpointMetadata | None = None
         if based_on is not None:
@@ -228,7 +240,7 @@ class SavepointWriter:
         """
         if uid in self._operators:
             raise ConfigurationError(f"there is already an operator {uid!r}")
-        shell = OperatorState(uid, uid, parallelism, max_parallelism, (), coordinator_state=position)
+        shell = OperatorState(uid, uid, parallelism, max_parallelism, (), position, state_version=self._state_version)
         self._operators[uid] = _Operator(shell, None, max_parallelism)
         return self
 
@@ -247,7 +259,7 @@ class SavepointWriter:
         return self
 
     def _operator(self, uid: str, new_state: str) -> _Operator:
-        shell = OperatorState(uid, uid, self._parallelism, self._max_parallelism, ())
+        shell = OperatorState(uid, uid, self._parallelism, self._max_parallelism, (), state_version=self._state_version)
         operator = self._operators.setdefault(uid, _Operator(shell, None, self._max_parallelism))
         if new_state in operator.names():
             raise ConfigurationError(

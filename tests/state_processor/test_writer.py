@@ -10,6 +10,7 @@ import numpy as np
 import pandas as pd
 import polars as pl
 import pyarrow as pa
+import pyarrow.compute as pc
 import pytest
 
 from dagster_flinkpy.common.typeinfo import Types
@@ -73,6 +74,27 @@ def bootstrapped(folder: Path, data: Any = FRAME, **options: Any) -> str:
 def test_a_job_goes_on_from_a_bootstrapped_state(tmp_path: Path, parallelism: int) -> None:
     savepoint = bootstrapped(tmp_path / "savepoint", parallelism=parallelism)
     assert run(counts(), tmp_path / "job", savepoint) == [("a", 2, 15), ("c", 4, 37), ("z", 1, 9)]
+
+
+@pytest.mark.parametrize(("state_version", "total"), [(0, 3), (1, 12)])
+def test_a_job_does_not_migrate_state_that_is_of_its_version(tmp_path: Path, state_version: int, total: int) -> None:
+    """The program has divided by ten what it kept once."""
+
+    def tenth(states: dict[str, pa.Table]) -> dict[str, pa.Table]:
+        rows = states["sum"]
+        value = pc.divide(rows.column("value"), 10)
+        return {**states, "sum": rows.set_column(rows.column_names.index("value"), "value", value)}
+
+    savepoint = bootstrapped(tmp_path / "savepoint", state_version=state_version)
+    stream = events(environment(2).migrate_state("counts", 0, tenth), [("a", 1, 2)])
+    graph = collect_graph(stream.key_by("key").process(CountPerKey(), COUNTED).uid("counts"))
+    assert run(graph, tmp_path / "job", savepoint) == [("a", 2, total)]
+
+
+@pytest.mark.parametrize("state_version", [-1, 1.0, True])
+def test_a_version_that_cannot_be(state_version: Any) -> None:
+    with pytest.raises(ConfigurationError, match="versions count from 0"):
+        write_savepoint(state_version=state_version)
 
 
 @pytest.mark.parametrize(
