@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 
+from dagster_flinkpy.checkpoint.state_migration import state_version
 from dagster_flinkpy.datastream.checkpointing.state_recovery import NonRestoredState
 from dagster_flinkpy.datastream.operator_specs import SourceSpec
 from dagster_flinkpy.datastream.program.job_graph import JobGraph
@@ -92,7 +93,8 @@ def import_targets(graph: JobGraph, declared: Mapping[str, Iterable[StateDescrip
         UserFunctionError: A function cannot be opened here.
     """
     more = declarations_of(declared or {})
-    return [_target(each, more) for each in declared_state(graph).values()]
+    found = declared_state(graph)
+    return [_target(found[vertex.uid], more, state_version(vertex, None)) for vertex in graph.vertices]
 
 
 def export_savepoint(
@@ -138,7 +140,7 @@ def export_savepoint(
     )
 
 
-def _target(operator: DeclaredOperator, more: Declarations) -> ImportTarget:
+def _target(operator: DeclaredOperator, more: Declarations, version: int) -> ImportTarget:
     vertex, layouts = operator.vertex, [layout for layout, _ in operator.tables]
     known = [_declared(layout, ttl) for layout, ttl in operator.tables]
     names = {each.name for each in known}
@@ -155,6 +157,7 @@ def _target(operator: DeclaredOperator, more: Declarations) -> ImportTarget:
         namespaces,
         [*operator.broadcast, *more.broadcast.get(vertex.uid, ())],
         vertex.spec.source if isinstance(vertex.spec, SourceSpec) else None,
+        version,
     )
 
 

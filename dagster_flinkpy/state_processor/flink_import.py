@@ -196,7 +196,8 @@ class _Plan:
         if target is None or not (self._keyed or self._broadcast or self._position):
             return
         max_parallelism = target.max_parallelism or operator.max_parallelism
-        writer.with_operator(target.uid, min(operator.parallelism, max_parallelism), max_parallelism, self._position)
+        parallelism = min(operator.parallelism, max_parallelism)
+        writer.with_operator(target.uid, parallelism, max_parallelism, self._position, target.state_version)
         for each in self._keyed:
             writer.with_keyed_tables(target.uid, each.layout, each.tables(on_progress))
         for state, descriptor in self._broadcast:

@@ -33,6 +33,8 @@ class ImportTarget:
     broadcast: Sequence[MapStateDescriptor] = ()
     source: Any = None
     """The source, of an operator that reads one."""
+    state_version: int = 0
+    """The version of its state as the program declares it, which is how the state is read."""
 
 
 @dataclass(frozen=True)

@@ -79,7 +79,8 @@ def import_spark_state(
     )
     writer = write_savepoint()
     for uid, operator in plan.used().items():
-        writer.with_operator(uid, 1, operator.max_parallelism or _MAX_PARALLELISM, plan.positions.get(uid))
+        max_parallelism, position = operator.max_parallelism or _MAX_PARALLELISM, plan.positions.get(uid)
+        writer.with_operator(uid, 1, max_parallelism, position, operator.state_version)
     for each in plan.keyed:
         writer.with_keyed_tables(each.uid, each.layout, each.tables(checkpoint, on_progress))
     url = writer.write(target)

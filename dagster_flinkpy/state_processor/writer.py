@@ -225,7 +225,7 @@ class SavepointWriter:
         return self
 
     def with_operator(
-        self, uid: str, parallelism: int, max_parallelism: int, position: Json | None = None
+        self, uid: str, parallelism: int, max_parallelism: int, position: Json | None = None, state_version: int = 0
     ) -> SavepointWriter:
         """Adds an operator without keyed state, with numbers of its own.
 
@@ -234,13 +234,14 @@ class SavepointWriter:
             parallelism: Number of parts in which its state is written.
             max_parallelism: Its number of key groups.
             position: Of a source: what its enumerator starts from. Default: none.
+            state_version: The version of its state, see :func:`write_savepoint`.
 
         Raises:
             ConfigurationError: There is already an operator with this uid.
         """
         if uid in self._operators:
             raise ConfigurationError(f"there is already an operator {uid!r}")
-        shell = OperatorState(uid, uid, parallelism, max_parallelism, (), position, state_version=self._state_version)
+        shell = OperatorState(uid, uid, parallelism, max_parallelism, (), position, state_version=state_version)
         self._operators[uid] = _Operator(shell, None, max_parallelism)
         return self
 

@@ -130,6 +130,17 @@ def test_numbers_go_on_after_the_last_one_that_was_read(tmp_path: Path) -> None:
     assert numbers.coordinator_state == {"next": count["value"], "ended": False}
 
 
+def test_a_job_does_not_migrate_state_that_was_imported_as_it_declares_it(tmp_path: Path) -> None:
+    name = "values-hashmap-canonical"
+    (tmp_path / "in").mkdir()
+    (tmp_path / "in-rules").mkdir()
+    source, target = (StorageLocation(str(each)) for each in (SAVEPOINTS / name / "savepoint", tmp_path / "savepoint"))
+    env = program(name, tmp_path).migrate_state("values", 0, lambda states: {})
+    found = read_savepoint(import_savepoint(source, env, target, allow_non_restored_state=True).url)
+    assert isinstance(found, SavepointReader)
+    assert {each.uid: each.state_version for each in found.metadata.operators}["values"] == 1
+
+
 def test_files_that_were_read_in_flink_are_not_read_again() -> None:
     savepoint = read_savepoint(str(SAVEPOINTS / "values-hashmap-canonical" / "savepoint"))
     assert isinstance(savepoint, FlinkSavepointReader)
