@@ -16,12 +16,7 @@ from dagster_flinkpy.common.arrow_columns import one_chunk
 from dagster_flinkpy.common.clock import current_millis
 from dagster_flinkpy.common.typeinfo import TypeInformation, type_from_json
 from dagster_flinkpy.datastream.state import MapStateDescriptor, StateDescriptor
-from dagster_flinkpy.errors import (
-    ConfigurationError,
-    StateSchemaError,
-    TypeMismatchError,
-    UnsupportedKeyTypeError,
-)
+from dagster_flinkpy.errors import ConfigurationError, StateSchemaError, TypeMismatchError, UnsupportedKeyTypeError
 from dagster_flinkpy.key_groups import KeyGroupRange
 from dagster_flinkpy.key_hashes import key_groups_of_hashes
 from dagster_flinkpy.state.backend_statistics import BackendStatistics
@@ -33,12 +28,7 @@ from dagster_flinkpy.state.files.operator_state import INLINE_BELOW
 from dagster_flinkpy.state.files.runs import RunFiles
 from dagster_flinkpy.state.files.transfers import run_aside
 from dagster_flinkpy.state.handles import KeyedSnapshot, describe_schema
-from dagster_flinkpy.state.keyed_snapshot_future import (
-    KeyedSnapshotFuture,
-    StoredSnapshot,
-    TableId,
-    write_snapshot,
-)
+from dagster_flinkpy.state.keyed_snapshot_future import KeyedSnapshotFuture, StoredSnapshot, TableId, write_snapshot
 from dagster_flinkpy.state.keys import TouchedKeys, hash_keys
 from dagster_flinkpy.state.layout import (
     APPEND,

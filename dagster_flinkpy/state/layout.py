@@ -16,13 +16,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from dagster_flinkpy.common.arrow_columns import one_chunk
-from dagster_flinkpy.common.typeinfo import (
-    BasicTypeInfo,
-    RowTypeInfo,
-    TupleTypeInfo,
-    TypeInformation,
-    type_from_json,
-)
+from dagster_flinkpy.common.typeinfo import BasicTypeInfo, RowTypeInfo, TupleTypeInfo, TypeInformation, type_from_json
 from dagster_flinkpy.errors import UnsupportedKeyTypeError
 from dagster_flinkpy.state.handles import Json, RunHandle, StateKind, TableSnapshot
 from dagster_flinkpy.state.word_rows import distinct_words, has_words, integers_of, words_of

@@ -19,24 +19,13 @@ from dagster_flinkpy.datastream.state import (
     ReadOnlyBroadcastState,
     StateDescriptor,
 )
-from dagster_flinkpy.errors import (
-    ConfigurationError,
-    StateSchemaError,
-    TypeMismatchError,
-    UnsupportedKeyTypeError,
-)
+from dagster_flinkpy.errors import ConfigurationError, StateSchemaError, TypeMismatchError, UnsupportedKeyTypeError
 from dagster_flinkpy.state.files.operator_state import read_partitions, write_partitions
 from dagster_flinkpy.state.files.transfers import Uploads
 from dagster_flinkpy.state.handles import DistributionMode, OperatorStateHandle
 from dagster_flinkpy.state.keys import KeyCodec
 from dagster_flinkpy.state.layout import check_key_like
-from dagster_flinkpy.state.schema_evolution import (
-    ALLOWED,
-    can_evolve,
-    describe_evolution,
-    evolve,
-    stored_key_type,
-)
+from dagster_flinkpy.state.schema_evolution import ALLOWED, can_evolve, describe_evolution, evolve, stored_key_type
 from dagster_flinkpy.storage import ObjectStore
 
 __all__ = ["RAW_STATE", "OperatorStateBackend"]

@@ -25,12 +25,7 @@ from dagster_flinkpy.connectors.commit.staged_files import (
 )
 from dagster_flinkpy.connectors.commit.table_sink import TableSink
 from dagster_flinkpy.connectors.commit.table_writer import TableWriter
-from dagster_flinkpy.datastream.connectors.base import (
-    CommitRequest,
-    CommitterInitContext,
-    Json,
-    WriterInitContext,
-)
+from dagster_flinkpy.datastream.connectors.base import CommitRequest, CommitterInitContext, Json, WriterInitContext
 from dagster_flinkpy.errors import CommittableLostError, ObjectNotFoundError, StorageError, TypeMismatchError
 from dagster_flinkpy.storage import ObjectStore, StorageLocation
 

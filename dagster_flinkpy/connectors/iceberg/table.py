@@ -10,12 +10,7 @@ from urllib.parse import unquote, urlsplit
 import pyarrow as pa
 import tenacity
 from pyiceberg.catalog import Catalog, load_catalog
-from pyiceberg.exceptions import (
-    CommitFailedException,
-    NoSuchTableError,
-    NotInstalledError,
-    TableAlreadyExistsError,
-)
+from pyiceberg.exceptions import CommitFailedException, NoSuchTableError, NotInstalledError, TableAlreadyExistsError
 from pyiceberg.io.pyarrow import _pyarrow_to_schema_without_ids, schema_to_pyarrow
 from pyiceberg.partitioning import PartitionField
 from pyiceberg.schema import index_name_by_id

@@ -33,12 +33,7 @@ class BatchFold(ColumnFold):
         self._operator = operator
 
     def add(
-        self,
-        table: CellTable,
-        cells: Cells,
-        accumulators: pa.Array[Any],
-        rows: Cells,
-        new: Cells | None = None,
+        self, table: CellTable, cells: Cells, accumulators: pa.Array[Any], rows: Cells, new: Cells | None = None
     ) -> None:
         # held: bool, one a group. groups: int64, ascending in the end, one a value of column: those held, and the rows.
         segments = Segments.of(cells)

@@ -34,12 +34,7 @@ class ColumnFold(ABC):
 
     @abstractmethod
     def add(
-        self,
-        table: CellTable,
-        cells: Cells,
-        accumulators: pa.Array[Any],
-        rows: Cells,
-        new: Cells | None = None,
+        self, table: CellTable, cells: Cells, accumulators: pa.Array[Any], rows: Cells, new: Cells | None = None
     ) -> None:
         """Merges accumulators into cells of state.
 

@@ -118,21 +118,13 @@ class _LeafFold(ColumnFold):
     """What the numbers of a new accumulator start from; None stands for its first value."""
 
     def __init__(
-        self,
-        state_type: TypeInformation,
-        leaves: Sequence[tuple[int | None, FoldKind]],
-        numbers: Sequence[int | None],
+        self, state_type: TypeInformation, leaves: Sequence[tuple[int | None, FoldKind]], numbers: Sequence[int | None]
     ) -> None:
         super().__init__(state_type, numbers)
         self.leaves = leaves
 
     def add(
-        self,
-        table: CellTable,
-        cells: Cells,
-        accumulators: pa.Array[Any],
-        rows: Cells,
-        new: Cells | None = None,
+        self, table: CellTable, cells: Cells, accumulators: pa.Array[Any], rows: Cells, new: Cells | None = None
     ) -> None:
         first = table.first_missing(cells) if new is None else new
         fresh = cells[first]
@@ -249,11 +241,8 @@ class _NumbersFold(_LeafFold):
         for field, kind in self._read.items():
             column = _field(records, field)
             columns.append(column.fill_null(False) if kind == "count" else _check_numbers(records, field, kind))
-        return (
-            pa.StructArray.from_arrays(columns, names=[str(i) for i in range(len(columns))])
-            if columns
-            else pa.nulls(len(records))
-        )
+        names = [str(i) for i in range(len(columns))]
+        return pa.StructArray.from_arrays(columns, names=names) if columns else pa.nulls(len(records))
 
     def accumulators(self, read: pa.Array[Any]) -> pa.Array[Any]:
         structs: Any = read
@@ -262,13 +251,10 @@ class _NumbersFold(_LeafFold):
         columns: list[pa.Array[Any]] = []
         for kind, of_field, field in self._each:
             values = given[self._places[field]] if of_field else ones
-            match kind:
-                case "mean":
-                    columns += [values.cast(pa.float64(), safe=False), ones]
-                case "count" if of_field:
-                    columns.append(values.cast(pa.int64()))
-                case _:
-                    columns.append(values)
+            if kind == "mean":
+                columns += [values.cast(pa.float64(), safe=False), ones]
+            else:
+                columns.append(values.cast(pa.int64()) if kind == "count" and of_field else values)
         if not self._structs:
             return columns[0]
         return pa.StructArray.from_arrays(columns, fields=list(self.state_type.arrow_type))

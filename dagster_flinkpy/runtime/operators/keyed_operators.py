@@ -228,12 +228,8 @@ class KeyedProcessOperator(KeyedOperator):
         function = self.inputs[input_index]
         records = zip(each_int(self.seats(batch)), batch.each_value(), batch.each_timestamp(), strict=True)
         keys, collector, record = self.backend.key_context, self.collector, self._record
-        rows, fields_of, take, take_timestamp = (
-            collector.rows,
-            collector.fields_of,
-            collector.fields.extend,
-            collector.timestamps.append,
-        )
+        rows, fields_of, take = collector.rows, collector.fields_of, collector.fields.extend
+        take_timestamp = collector.timestamps.append
         value: Any = UNKNOWN
         try:
             for keys.seat, value, record.time in records:

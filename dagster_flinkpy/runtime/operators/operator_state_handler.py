@@ -58,11 +58,7 @@ class OperatorStateHandler:
         """The backend of the named states, created when first used."""
         if self._backend is None:
             self._backend = OperatorStateBackend(
-                self.vertex.uid,
-                self._store,
-                self._given.operator_state,
-                lambda: self._written_by,
-                self._uploads,
+                self.vertex.uid, self._store, self._given.operator_state, lambda: self._written_by, self._uploads
             )
         return self._backend
 

@@ -127,11 +127,10 @@ class WireRow:
 
 
 def rows_of(batch: pa.RecordBatch) -> Iterator[WireRow]:
-    """Yields the rows of a record batch, without copying payloads."""
+    """Yields the rows of a record batch. Payloads are copied, which aligns them: Flight puts them at any address."""
     *columns, payloads = batch.columns
-    for i, (target, edge, channel, seq, kind) in enumerate(
-        zip(*(column.to_pylist() for column in columns), strict=True)
-    ):
+    numbers = zip(*(column.to_pylist() for column in columns), strict=True)
+    for i, (target, edge, channel, seq, kind) in enumerate(numbers):
         yield WireRow(target, edge, channel, seq, _KINDS[kind], payloads[i].as_buffer())
 
 

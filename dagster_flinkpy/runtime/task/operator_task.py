@@ -489,9 +489,7 @@ class OperatorTask:
             committables=tuple(taken.committables),
             metrics={
                 **self._metrics.take(
-                    now_ms=self._job.clock.now(),
-                    input_watermark=self._valve.watermark,
-                    output_watermark=self.watermark,
+                    now_ms=self._job.clock.now(), input_watermark=self._valve.watermark, output_watermark=self.watermark
                 ),
                 **self._task.times.take(self.vertex.uid),
                 **self._task.take_queue_metrics(self.vertex.uid),

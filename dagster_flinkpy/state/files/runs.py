@@ -19,13 +19,7 @@ from dagster_flinkpy.common.typeinfo import type_from_json
 from dagster_flinkpy.errors import CorruptStateError
 from dagster_flinkpy.key_groups import KeyGroupRange
 from dagster_flinkpy.state.files.cache import Run, RunCache, make_time_order, take_all
-from dagster_flinkpy.state.files.compaction import (
-    Delta,
-    SectionRows,
-    joined,
-    plan_merges,
-    sections_of,
-)
+from dagster_flinkpy.state.files.compaction import Delta, SectionRows, joined, plan_merges, sections_of
 from dagster_flinkpy.state.files.operator_state import INLINE_BELOW
 from dagster_flinkpy.state.files.parts import PART_BYTES, divide
 from dagster_flinkpy.state.files.run_file import clip_rows, encode_run, inline, upload_run

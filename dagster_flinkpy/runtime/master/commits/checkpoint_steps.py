@@ -134,12 +134,7 @@ class CheckpointSteps:
         )
 
     def _finalize(
-        self,
-        what: str,
-        phase: str,
-        checkpoint_id: int,
-        write: Callable[[], None],
-        done: Callable[[int, int], Stimulus],
+        self, what: str, phase: str, checkpoint_id: int, write: Callable[[], None], done: Callable[[int, int], Stimulus]
     ) -> Outcome:
         try:
             with self.timeline.measured(phase, checkpoint_id):

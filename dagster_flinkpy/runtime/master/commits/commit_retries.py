@@ -26,11 +26,7 @@ _sleep = time.sleep
 
 
 def commit_requests(
-    committer: Committer,
-    requests: Iterable[CommitRequest],
-    sink: str,
-    *,
-    replaced: tuple[int, int] | None = None,
+    committer: Committer, requests: Iterable[CommitRequest], sink: str, *, replaced: tuple[int, int] | None = None
 ) -> int:
     """Commits requests, one checkpoint after the other. A checkpoint that fails stops those after it.
 
@@ -64,12 +60,7 @@ def commit_requests(
     return already
 
 
-def _commit(
-    committer: Committer,
-    requests: list[CommitRequest],
-    sink: str,
-    replaced: tuple[int, int] | None,
-) -> None:
+def _commit(committer: Committer, requests: list[CommitRequest], sink: str, replaced: tuple[int, int] | None) -> None:
     pending = requests
     while pending:
         for request in pending:

@@ -268,12 +268,7 @@ class JobExchange:
             yield region
 
     def _in_slots(
-        self,
-        pool: SlotPool,
-        job: EpochJob,
-        session: JobSession,
-        slots: JobSlots,
-        open_epoch: OpenEpoch | None,
+        self, pool: SlotPool, job: EpochJob, session: JobSession, slots: JobSlots, open_epoch: OpenEpoch | None
     ) -> Sequence[WireRow]:
         try:
             with self._used(pool, job, session) as region:
