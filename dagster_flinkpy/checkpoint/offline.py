@@ -36,7 +36,7 @@ from dagster_flinkpy.datastream.checkpointing.savepoint_format_type import Savep
 from dagster_flinkpy.datastream.program.job_graph import JobGraph
 from dagster_flinkpy.errors import CheckpointError, CorruptStateError, RestoreError
 from dagster_flinkpy.storage import StorageLocation
-from dagster_flinkpy.storage.lease import LeaderRecord
+from dagster_flinkpy.storage.lease import LeaderRecord, if_killed
 
 __all__ = [
     "number_retained",
@@ -263,8 +263,7 @@ def refuse_beside_run(job: StorageLocation, now_ms: int) -> None:
     leader = CompletedCheckpointStore(job.open()).leader()
     if leader is not None and leader.alive(now_ms):
         raise CheckpointError(
-            f"{leader.owner!r} may still be running {job.url}. Wait until it ends; if it was killed, try again when "
-            f"its lease has expired, in 15 seconds at most, or run 'flinkpy leader release --force {job.url}'."
+            f"{leader.owner!r} may still be running {job.url}. Wait until it ends; {if_killed(job.url)}."
         )
 
 

@@ -18,7 +18,18 @@ from dagster_flinkpy.json_records import Count, Id, JsonRecord, Millis
 from dagster_flinkpy.storage.conditional import put_if
 from dagster_flinkpy.storage.object_store import ObjectStore
 
-__all__ = ["LEADER_KEY", "Leader", "LeaderRecord", "LeaseHeldError", "acquire", "check", "read", "release", "renew"]
+__all__ = [
+    "LEADER_KEY",
+    "Leader",
+    "LeaderRecord",
+    "LeaseHeldError",
+    "acquire",
+    "check",
+    "if_killed",
+    "read",
+    "release",
+    "renew",
+]
 
 LEADER_KEY = "leader"
 
@@ -200,6 +211,14 @@ def check(store: ObjectStore, leader: Leader) -> None:
     if (now.token, now.owner, now.nonce) != (leader.token, leader.owner, leader.record.nonce):
         when = datetime_of_millis(now.acquired_at).isoformat(timespec="milliseconds")
         raise FencedError(f"{_who(leader.record)} was fenced by {_who(now)} at {when} ({store.url}/{LEADER_KEY})")
+
+
+def if_killed(url: str) -> str:
+    """Returns, for messages, what to do if the owner of the job at a URL was killed, and its lease has not ended."""
+    return (
+        "if it was killed, try again when its lease has expired, in 15 seconds at most, or run "
+        f"'flinkpy leader release --force {url}'"
+    )
 
 
 def _read(store: ObjectStore) -> tuple[LeaderRecord, str] | None:

@@ -15,7 +15,7 @@ from dagster_flinkpy.checkpoint.traces import find_traces
 from dagster_flinkpy.common.clock import current_millis
 from dagster_flinkpy.errors import CheckpointError, FencedError, JobNotFoundError
 from dagster_flinkpy.storage import StorageLocation
-from dagster_flinkpy.storage.lease import LEADER_KEY, LeaseHeldError
+from dagster_flinkpy.storage.lease import LEADER_KEY, LeaseHeldError, if_killed
 from dagster_flinkpy.storage.object_store import ObjectStore
 from dagster_flinkpy.storage.origins import ORIGINS_FOLDER, origins_of
 
@@ -60,9 +60,7 @@ def dispose_job(job: StorageLocation, *, owner: str = "dispose_job", now_ms: int
         leader = CompletedCheckpointStore(store).leader()
         if leader is not None and leader.alive(now_ms):
             raise CheckpointError(
-                f"{leader.owner!r} may still be running {job.url}. Stop or cancel it first; if it was killed, try "
-                "again when its lease has expired, in 15 seconds at most, or run "
-                f"'flinkpy leader release --force {job.url}'."
+                f"{leader.owner!r} may still be running {job.url}. Stop or cancel it first; {if_killed(job.url)}."
             )
         if not _fence_and_mark(store, owner, now_ms):
             raise CheckpointError(f"another run took over {job.url} just now, so it was not disposed of")

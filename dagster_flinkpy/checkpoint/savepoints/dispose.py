@@ -12,6 +12,7 @@ from dagster_flinkpy.checkpoint.savepoints.savepoint import load_savepoint
 from dagster_flinkpy.checkpoint.store import CompletedCheckpointStore
 from dagster_flinkpy.errors import CheckpointError
 from dagster_flinkpy.storage import StorageLocation
+from dagster_flinkpy.storage.lease import if_killed
 
 __all__ = ["DISPOSAL_KEY", "dispose_savepoint"]
 
@@ -62,8 +63,7 @@ def _dispose_checkpoint(jobs: CompletedCheckpointStore, name: str, owner: str, n
     if leader is not None and leader.alive(now_ms):
         raise CheckpointError(
             f"{leader.owner!r} may still be running {jobs.store.url}, and its next checkpoint may need a file that "
-            "would be deleted. Wait until it ends; if it was killed, try again when its lease has expired, in 15 "
-            f"seconds at most, or run 'flinkpy leader release --force {jobs.store.url}'."
+            f"would be deleted. Wait until it ends; {if_killed(jobs.store.url)}."
         )
     attempt = jobs.begin_attempt(owner, now_ms)
     try:

@@ -36,6 +36,10 @@ _SETTINGS = ("TimeZone = 'UTC'", "DateStyle = 'ISO'", "row_security = off")
 """Times without a zone are in UTC. A policy that would hide rows is an error."""
 
 
+def _setting(how: str) -> bytes:
+    return "; ".join(f"{how} {each}" for each in _SETTINGS).encode()
+
+
 class Session:
     """Connects for a job's sink, and phrases its statements."""
 
@@ -53,18 +57,18 @@ class Session:
     def connect(self) -> psycopg.Connection[Any]:
         """Returns a connection without an open transaction. As a context it is closed at the end."""
         connection = connect(self._conninfo, f"flinkpy {self._job_id} {self._uid}")
-        connection.execute("; ".join(f"SET {each}" for each in _SETTINGS).encode())
+        connection.execute(_setting("SET"))
         return connection
 
     def begin(self, connection: psycopg.Connection[Any]) -> None:
         """Begins a transaction that writes. A pooler may give it another session than that of the connection."""
-        connection.execute("; ".join(["BEGIN", *(f"SET LOCAL {each}" for each in _SETTINGS)]).encode())
+        connection.execute(b"BEGIN; " + _setting("SET LOCAL"))
 
     @contextmanager
     def transaction(self, connection: psycopg.Connection[Any]) -> Iterator[None]:
         """Runs a transaction that writes, as `begin` does."""
         with connection.transaction():
-            connection.execute("; ".join(f"SET LOCAL {each}" for each in _SETTINGS).encode())
+            connection.execute(_setting("SET LOCAL"))
             yield
 
     def create_ledger(self, connection: psycopg.Connection[Any]) -> None:
