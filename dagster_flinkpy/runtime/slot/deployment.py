@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any
 
@@ -85,8 +85,7 @@ class SlotDeployment:
             here = (index for index in range(head.parallelism) if places[head.uid, index] == slot)
             self.tasks.update(((head.uid, index), self._create(jobs[index], stage, chain, index)) for index in here)
         self._flush_after = job.buffer_timeout
-        self._flushed = time.monotonic()
-        self._timers_at = time.monotonic()
+        self._flushed = self._timers_at = time.monotonic()
         self._with_timers: list[PipelinedTask] = []
         """The tasks that are looked at now and then, once they are open: time alone may give them something to do."""
 
@@ -209,14 +208,20 @@ class SlotDeployment:
 
     # --- steps -------------------------------------------------------------------------------------------------------
 
-    def step(self) -> bool:
-        """Runs each task that has something to do for one step. Returns whether there was one."""
-        worked = False
+    def steps(self) -> Iterator[None]:
+        """Runs a step of each task that has something to do. Yields after each: others may wait for its credits."""
         for task in self.tasks.values():
             if not self.failed and task.is_available:
-                worked = True
                 self._in(task, PipelinedTask.step)
-        return worked
+                self._flush_links()
+                yield
+
+    def _flush_links(self) -> None:
+        try:
+            for link in self.links.values() if not self.failed else ():  # they may not be open
+                link.flush()
+        except SlotLostError as error:
+            self.fail(error)
 
     def rest(self, worked: bool) -> float | None:
         """Does what is due between two rounds of steps.
@@ -247,11 +252,7 @@ class SlotDeployment:
                     if not self.failed:
                         self._in(task, PipelinedTask.on_processing_time)
             waits.append(_TIMER_SECONDS)
-        try:
-            for link in self.links.values() if not self.failed else ():  # they may not be open
-                link.flush()
-        except SlotLostError as error:
-            self.fail(error)
+        self._flush_links()
         waits += [link.ask_at - now for link in self.links.values()]
         return None if self.failed else min(waits, default=None)
 

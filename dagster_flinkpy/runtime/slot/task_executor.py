@@ -183,11 +183,12 @@ class TaskExecutor:
             deployments, waits = list(self._deployments.values()), list[float | None]()
             for deployment in deployments:
                 self._current = deployment
-                worked |= deployment.step()
+                for _ in deployment.steps():
+                    worked = True
+                    self._send_credits()
             for deployment in deployments:
                 self._current = deployment
                 waits.append(deployment.rest(worked))
-            self._send_credits()
             self._send_rows()
             if not (worked or self._mails or self._closed):
                 self._event.wait(min((wait for wait in waits if wait is not None), default=None))

@@ -43,12 +43,11 @@ class _Link:
 
     def __init__(self, target: str, network: deque[WireRow]) -> None:
         self._target, self._network = target, network
+        self._rows: list[WireRow] = []
         self.is_lost = False
 
     def add(self, row: WireRow) -> None:
-        if self.is_lost:
-            raise SlotLostError(f"slot {self._target} is gone")
-        self._network.append(row)
+        self._rows.append(row)
 
     def open(self) -> None:
         pass
@@ -57,7 +56,10 @@ class _Link:
         pass
 
     def flush(self) -> None:
-        pass
+        if self._rows and self.is_lost:
+            raise SlotLostError(f"slot {self._target} is gone")
+        self._network.extend(self._rows)
+        self._rows.clear()
 
     def cancel(self) -> None:
         pass
@@ -114,7 +116,7 @@ class Slots:
         mails, slot = self._mails[name], self._slots[name]
         while mails:
             mails.popleft()()
-        slot.rest(slot.step())
+        slot.rest(worked=bool(list(slot.steps())))
 
     def lose(self, name: str) -> None:
         """Nobody reaches a slot any more."""
@@ -260,6 +262,16 @@ def test_a_slot_looks_at_the_clock_only_where_time_alone_gives_something_to_do(t
             assert slot.rest(worked=False) == seconds
 
 
+def test_what_a_step_sends_leaves_before_the_next_step(tmp_path: Path) -> None:
+    slots = Slots(counting(tmp_path), [])
+    first, second = slots.names
+    slots.begin(first)
+    steps = slots._slots[first].steps()
+    next(steps)
+    assert slots._network[first, second], "the source has sent records, which the tasks of the second slot wait for"
+    assert list(steps), "there are tasks that have not run yet"
+
+
 @pytest.mark.parametrize("cancelled", [False, True])
 def test_credits_for_a_slot_that_is_gone_end_the_deployment_and_not_the_slot(
     cancelled: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -294,7 +306,7 @@ def test_a_source_that_waits_for_room_is_back_pressured_whatever_else_the_slot_d
     task = next(task for task in first.tasks.values() if task.stage == 0)
     slots.begin(slots.names[0])
     while task.is_available:
-        first.step()
+        list(first.steps())
     assert task._reading is not None, "the other slot gives no credits"
     nanos = [0]
     task.times = TaskTimes(lambda: nanos[0])
