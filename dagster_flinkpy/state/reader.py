@@ -139,7 +139,9 @@ def read_rows(table: TableSnapshot, store: ObjectStore, columns: Sequence[str]) 
     schema = pa.schema([table_schema(table).field(name) for name in columns])
     parts, others = [schema.empty_table()], []
     for handle in table.runs:
-        alone = handle.is_whole and not any(_overlap(handle, other) for other in table.runs if other is not handle)
+        # Values may have had the type of today before: a field that was removed, and added again, is null in them.
+        as_stored = handle.is_whole and not handle.value_types
+        alone = as_stored and not any(_overlap(handle, other) for other in table.runs if other is not handle)
         stored = _stored_rows(handle, store, layout, schema) if alone else None
         if stored is None:
             others.append(handle)

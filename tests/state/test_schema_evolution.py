@@ -13,7 +13,7 @@ from dagster_flinkpy.datastream.state import ListStateDescriptor, MapStateDescri
 from dagster_flinkpy.errors import CorruptStateError, StateSchemaError
 from dagster_flinkpy.key_groups import KeyGroupRange
 from dagster_flinkpy.state.handles import KeyedSnapshot
-from dagster_flinkpy.state.reader import read_table
+from dagster_flinkpy.state.reader import read_rows, read_table
 from dagster_flinkpy.state.schema_evolution import can_evolve, evolve, read_alike
 from dagster_flinkpy.storage.local import LocalObjectStore
 from tests.state.conftest import MakeBackend, touch
@@ -202,6 +202,23 @@ def test_compaction_writes_the_new_type(make_backend: MakeBackend, store: LocalO
         snapshot = stored_again(backend.snapshot())
         assert values(snapshot, store) == expected
     assert all(not run.value_types for run in snapshot.tables[0].runs)
+
+
+def test_a_type_that_comes_back_does_not_bring_back_what_fields_held(
+    make_backend: MakeBackend, store: LocalObjectStore
+) -> None:
+    before = make_backend(key_type=STRING)
+    state = before.get_state(ValueStateDescriptor("state", named(a=INT, b=INT)))
+    before.set_current_key("k")
+    state.update(Row(a=1, b=2))
+    snapshot = before.snapshot()
+    for kind in (named(a=INT), named(a=INT, b=INT)):
+        after = make_backend(snapshot, key_type=STRING)
+        after.get_state(ValueStateDescriptor("state", kind))
+        snapshot = after.snapshot()
+    (table,) = snapshot.tables
+    assert values(snapshot, store) == {"k": {"a": 1, "b": None}}
+    assert read_rows(table, store, ["value"]).to_pylist() == [{"value": {"a": 1, "b": None}}]
 
 
 def test_types_that_do_not_follow_each_other_are_not_believed(
