@@ -51,7 +51,8 @@ def query_state(savepoint: SavepointReader | FlinkSavepointReader, query: str, *
             can contain them. Default: all rows.
 
     Raises:
-        ConfigurationError: DuckDB is not installed, the text is not a query, or it names a state that does not exist.
+        ConfigurationError: DuckDB is not installed, the text is not a query, it names a state that does not exist, or
+            names differ in the case of letters only.
         TypeMismatchError: A key does not have the type of the state's keys.
         CorruptStateError: A file is missing or damaged; the message names it.
     """
@@ -66,11 +67,13 @@ def query_state(savepoint: SavepointReader | FlinkSavepointReader, query: str, *
             if tree["error"]:
                 raise ConfigurationError(f"this is not a query: {tree['error_message']}")
             plan = plan_query(tree)
+            views: list[str] = []
             for number, state in enumerate(savepoint.states):
                 if {(state.uid, state.name), ("", state.name)} & plan.tables:
                     connection.execute(f"create schema if not exists {_quoted(state.uid)}")
-                    connection.register(f"_state_{number}", _rows(state, keys, plan))
                     target = f"{_quoted(state.uid)}.{_quoted(state.name)}"
+                    _check_told_apart(views := [*views, target], "states", "Query one of them alone")
+                    connection.register(f"_state_{number}", _rows(state, keys, plan))
                     connection.execute(f"create view if not exists {target} as from _state_{number}")
             return connection.sql(query).to_arrow_table()
         except duckdb.CatalogException as e:
@@ -128,9 +131,26 @@ def _rows(state: StoredState, texts: list[str], plan: QueryPlan) -> pa.Table:
         elif plan.keys is not None and _are_keys(plan.keys, key_type):
             state = state.for_keys(plan.keys)
     rows = state.read_columns(columns)
+    for field in rows.schema:
+        _check_fields(field.type, f"fields in {field.name!r} of state {state.name!r}")
     for name in bounds:
         rows = rows.append_column(name, _bound(rows, _BOUNDS.index(name)))
     return rows
+
+
+def _check_fields(kind: pa.DataType, what: str) -> None:
+    parts = [kind.field(i) for i in range(kind.num_fields)]
+    _check_told_apart([part.name for part in parts], what, 'Read the state with "flinkpy state read"')
+    for part in parts:
+        _check_fields(part.type, what)
+
+
+def _check_told_apart(names: Sequence[str], what: str, advice: str) -> None:
+    """Refuses names for which DuckDB would take each other: those that differ in ASCII letters' case only."""
+    known: dict[bytes, str] = {}
+    for name in names:
+        if (other := known.setdefault(name.encode().lower(), name)) != name:
+            raise ConfigurationError(f"SQL does not tell the {what} {other!r} and {name!r} apart. {advice}")
 
 
 def _bound(rows: pa.Table, which: int) -> pa.Array[Any]:

@@ -9,15 +9,17 @@ from pathlib import Path
 from typing import Any
 
 import duckdb
+import pyarrow as pa
 import pytest
 from click.testing import CliRunner
 
 from dagster_flinkpy.cli import main
 from dagster_flinkpy.common.typeinfo import TypeInformation, Types
 from dagster_flinkpy.common.types import Row
+from dagster_flinkpy.datastream.state import ValueStateDescriptor
 from dagster_flinkpy.datastream.window import TumblingEventTimeWindows
 from dagster_flinkpy.errors import ConfigurationError, TypeMismatchError
-from dagster_flinkpy.state_processor import SavepointReader, read_savepoint, sql
+from dagster_flinkpy.state_processor import SavepointReader, read_savepoint, sql, write_savepoint
 from dagster_flinkpy.state_processor.sql import _PARSE, key_from_text, query_state
 from dagster_flinkpy.state_processor.sql_plan import plan_query
 from dagster_flinkpy.state_processor.stored_state import KeyedStateRows
@@ -73,6 +75,22 @@ def test_windows_have_a_start_and_an_end(tmp_path: Path) -> None:
     (everything, _) = rows_of(savepoint, f'from windows."{name}" order by key')
     assert everything["namespace"] == {"f0": 3_600_000, "f1": 3_601_000}
     assert (everything["window_start"], everything["window_end"]) == (first, second)
+
+
+def test_names_that_differ_in_case_are_not_taken_for_each_other(tmp_path: Path) -> None:
+    rows = Types.ROW_NAMED(["a", "A"], [Types.LONG(), Types.LONG()])
+    data = {"key": ["k"], "value": [1], "rows": [{"a": 1, "A": 2}]}
+    writer = write_savepoint()
+    for uid, name, kind in (("op", "one", Types.LONG()), ("op", "ONE", Types.LONG()), ("OP", "rows", rows)):
+        value = "rows" if kind is rows else "value"
+        writer.with_keyed_state(uid, ValueStateDescriptor(name, kind), pa.table(data), key="key", value=value)
+    savepoint = read_savepoint(writer.write(str(tmp_path / "savepoint")))
+    assert rows_of(savepoint, "select value from op.one") == [{"value": 1}]
+    assert rows_of(savepoint, "select r.key from op.one join OP.rows r using (key)") == [{"key": "k"}]
+    with pytest.raises(ConfigurationError, match=r'tell the states .*"ONE".* apart'):
+        rows_of(savepoint, "select x.value from op.one join op.ONE x using (key)")
+    with pytest.raises(ConfigurationError, match="fields in 'value' of state 'rows' 'a' and 'A' apart"):
+        rows_of(savepoint, 'select value."A" from OP.rows')
 
 
 def test_states_can_be_joined(savepoint: SavepointReader) -> None:
