@@ -174,7 +174,7 @@ PACKED: dict[str, Encode] = {
 """Encodes numbers, by the names of Java's classes."""
 _ENCODERS: dict[str, Encode] = {
     **PACKED,
-    "Boolean": lambda value: b"\1" if value else b"\0",
+    "Boolean": lambda value: bytes([value]),
     "Char": lambda value: ord(value).to_bytes(2, "big"),
     "String": _string,
     "BigDec": _decimal,

@@ -6,8 +6,8 @@ Source: PyFlink's ``fn_execution/coders.py`` and ``coder_impl_slow.py``.
 from __future__ import annotations
 
 import datetime
-import struct
 from collections.abc import Iterable, Mapping
+from decimal import Decimal
 from typing import Any
 
 from dagster_flinkpy.common.typeinfo import (
@@ -103,10 +103,10 @@ def _instant(value: Any) -> bytes:
 _BASIC: dict[str, Encode] = {
     "STRING": _text,
     "CHAR": _text,
-    "BOOLEAN": lambda value: struct.pack(">?", value),
+    "BOOLEAN": lambda value: bytes([value]),  # struct.pack would take None for False
     **{name.upper(): encode for name, encode in PACKED.items()},
     "BIG_INT": PACKED["Long"],
-    "BIG_DEC": lambda value: _text(str(value)),
+    "BIG_DEC": lambda value: _text(Decimal.__str__(value)),  # str would take None for a text
     "BYTES": _bytes,
     "SQL_DATE": _date,
     "SQL_TIME": _time,

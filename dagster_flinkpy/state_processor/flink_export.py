@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import struct
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
@@ -42,7 +43,7 @@ _ROWS = 200_000
 _SIGN = 1 << 63
 _WINDOW = Types.TUPLE([Types.LONG(), Types.LONG()])
 _NAMESPACES = {None: "VoidNamespace", _WINDOW: "TimeWindow", Types.LONG(): "CountWindow"}
-_WRONG = (TypeError, ValueError, AttributeError, OverflowError, ArithmeticError)
+_WRONG = (TypeError, ValueError, AttributeError, OverflowError, ArithmeticError, struct.error)
 
 
 @dataclass(frozen=True)

@@ -6,13 +6,14 @@ from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from dagster_flinkpy.common import Row, Types
 from dagster_flinkpy.common.time import Instant
-from dagster_flinkpy.common.typeinfo import TypeInformation
+from dagster_flinkpy.common.typeinfo import TupleTypeInfo, TypeInformation
 from dagster_flinkpy.datastream import (
     KeyedBroadcastProcessFunction,
     KeyedProcessFunction,
@@ -25,11 +26,12 @@ from dagster_flinkpy.flink_savepoint.header import StateHeader
 from dagster_flinkpy.flink_savepoint.java_encoders import encoder_of, key_serializer
 from dagster_flinkpy.flink_savepoint.python_coders import coder_of
 from dagster_flinkpy.flink_savepoint.python_encoders import encoder_of_type
+from dagster_flinkpy.flink_savepoint.savepoint import METADATA
 from dagster_flinkpy.flink_savepoint.serializers import decoder_of
 from dagster_flinkpy.orchestration.flink_import import export_savepoint
 from dagster_flinkpy.orchestration.flink_job import flink_job
-from dagster_flinkpy.state_processor import FlinkSavepointReader, read_savepoint
-from dagster_flinkpy.state_processor.flink_export import ExportReport
+from dagster_flinkpy.state_processor import FlinkSavepointReader, read_savepoint, write_savepoint
+from dagster_flinkpy.state_processor.flink_export import ExportReport, ExportTarget, export_to_flink
 from dagster_flinkpy.state_processor.sql import query_state
 from dagster_flinkpy.storage import StorageLocation
 from tests.flink_savepoint.corpus import DECLARED, SAVEPOINTS, program
@@ -149,6 +151,22 @@ def test_state_that_flink_cannot_have_is_an_error_that_names_all_of_it(tmp_path:
     )
     assert report.exported == ()
     assert len(report.left_behind) == 3
+
+
+@pytest.mark.parametrize(
+    "kind", [Types.BOOLEAN(), Types.BIG_DEC(), Types.LONG(), Types.STRING(), Types.TUPLE([Types.BOOLEAN()])], ids=str
+)
+def test_null_where_flink_has_none_is_an_error(kind: TypeInformation, tmp_path: Path) -> None:
+    value = (None,) if isinstance(kind, TupleTypeInfo) else None
+    rows = pa.table({"key": ["a"], "at": ["b"], "value": kind.to_arrow([value])})
+    writer = write_savepoint().with_keyed_state(
+        "op", MapStateDescriptor("map", Types.STRING(), kind), rows, key="key", map_key="at", value="value"
+    )
+    reader = read_savepoint(writer.write(str(tmp_path / "savepoint")))
+    target = StorageLocation(str(tmp_path / "flink"))
+    with pytest.raises(UnsupportedSavepointError, match="operator 'op', state 'map': a value cannot be written"):
+        export_to_flink(reader, target, [ExportTarget("op")])
+    assert target.open().head(METADATA) is None
 
 
 class Kept(KeyedProcessFunction):
