@@ -99,10 +99,12 @@ class _Operator:
     def tables(self) -> Iterable[TableSnapshot]:
         return (table for subtask in self.state.subtasks if subtask.keyed for table in subtask.keyed.tables)
 
-    def names(self) -> set[str]:
-        stored = [table.name for table in self.tables()]
-        stored += [handle.name for subtask in self.state.subtasks for handle in subtask.operator_state]
-        return {*stored, *(layout.name for layout, _ in self.keyed), *(handle.name for handle, _ in self.lists)}
+    def names(self, *, keyed: bool) -> set[str]:
+        """Returns the names of keyed state or of operator state, which may be the same."""
+        if keyed:
+            return {*(table.name for table in self.tables()), *(layout.name for layout, _ in self.keyed)}
+        stored = (handle.name for subtask in self.state.subtasks for handle in subtask.operator_state)
+        return {*stored, *(handle.name for handle, _ in self.lists)}
 
 
 class SavepointWriter:
@@ -160,7 +162,7 @@ class SavepointWriter:
             key_type=key_type,
             now=current_millis(),
         )
-        operator = self._operator(uid, layout.name)
+        operator = self._operator(uid, layout.name, keyed=True)
         stored = [table.key for table in operator.tables()] + [known.key_type.to_json() for known, _ in operator.keyed]
         if stored and stored[0] != layout.key_type.to_json():
             raise StateSchemaError(
@@ -221,7 +223,9 @@ class SavepointWriter:
             for column, (kind, values) in columns.items()
         }
         types = {column: kind.to_json() for column, (kind, _) in columns.items()}
-        self._operator(uid, name).lists.append((OperatorStateHandle(name, mode, (), types), pa.table(arrays)))
+        self._operator(uid, name, keyed=False).lists.append(
+            (OperatorStateHandle(name, mode, (), types), pa.table(arrays))
+        )
         return self
 
     def with_operator(
@@ -256,13 +260,13 @@ class SavepointWriter:
         Raises:
             ConfigurationError: The operator already has a state of this name.
         """
-        self._operator(uid, layout.name).keyed.append((layout, tables))
+        self._operator(uid, layout.name, keyed=True).keyed.append((layout, tables))
         return self
 
-    def _operator(self, uid: str, new_state: str) -> _Operator:
+    def _operator(self, uid: str, new_state: str, *, keyed: bool) -> _Operator:
         shell = OperatorState(uid, uid, self._parallelism, self._max_parallelism, (), state_version=self._state_version)
         operator = self._operators.setdefault(uid, _Operator(shell, None, self._max_parallelism))
-        if new_state in operator.names():
+        if new_state in operator.names(keyed=keyed):
             raise ConfigurationError(
                 f"operator {uid!r} already has a state {new_state!r}. To write it anew, with all of its rows, call "
                 f"remove_state({uid!r}, {new_state!r}) first"
@@ -310,18 +314,23 @@ class SavepointWriter:
 
         Args:
             uid: Uid of the operator.
-            name: The state, as :class:`SavepointReader` calls it.
+            name: The state. Of keyed state and operator state with one name, it is the keyed one.
 
         Raises:
             ConfigurationError: There is no operator with this uid, or it has no such state.
         """
         operator = self._known(uid)
-        if name not in (names := operator.names()):
-            raise ConfigurationError(f"operator {uid!r} has no state {name!r}; it has: {', '.join(sorted(names))}")
-        subtasks = tuple(_without_state(subtask, name) for subtask in operator.state.subtasks)
+        keyed, others = operator.names(keyed=True), operator.names(keyed=False)
+        if name not in keyed | others:
+            known = ", ".join(sorted(keyed | others))
+            raise ConfigurationError(f"operator {uid!r} has no state {name!r}; it has: {known}")
+        remove = _without_keyed if name in keyed else _without_list
+        subtasks = tuple(remove(subtask, name) for subtask in operator.state.subtasks)
         operator.state = replace(operator.state, subtasks=subtasks)
-        operator.keyed = [each for each in operator.keyed if each[0].name != name]
-        operator.lists = [each for each in operator.lists if each[0].name != name]
+        if name in keyed:
+            operator.keyed = [each for each in operator.keyed if each[0].name != name]
+        else:
+            operator.lists = [each for each in operator.lists if each[0].name != name]
         return self
 
     def change_operator_identifier(self, uid: str, to: str) -> SavepointWriter:
@@ -416,12 +425,15 @@ def _open(path: str | StorageLocation) -> tuple[CheckpointMetadata, dict[str, _O
     return metadata, {o.uid: _Operator(o, stored.files, o.max_parallelism) for o in metadata.operators}
 
 
-def _without_state(subtask: SubtaskState, name: str) -> SubtaskState:
+def _without_keyed(subtask: SubtaskState, name: str) -> SubtaskState:
     keyed = subtask.keyed
-    if keyed is not None:
-        keyed = replace(keyed, tables=tuple(table for table in keyed.tables if table.name != name))
-    rest = tuple(handle for handle in subtask.operator_state if handle.name != name)
-    return replace(subtask, keyed=keyed, operator_state=rest)
+    if keyed is None:
+        return subtask
+    return replace(subtask, keyed=replace(keyed, tables=tuple(table for table in keyed.tables if table.name != name)))
+
+
+def _without_list(subtask: SubtaskState, name: str) -> SubtaskState:
+    return replace(subtask, operator_state=tuple(each for each in subtask.operator_state if each.name != name))
 
 
 def _written(uid: str, operator: _Operator, store: ObjectStore) -> OperatorState:

@@ -255,8 +255,10 @@ def test_keys_of_two_types_and_states_of_one_name() -> None:
         writer.with_keyed_state("op", SUM, {"k": ["1"], "v": [1]}, key="k", value="v")
     with pytest.raises(ConfigurationError, match="operator 'op' already has a state 'count'"):
         writer.with_keyed_state("op", COUNT, {"k": [1], "v": [1]}, key="k", value="v")
+    counts = ListStateDescriptor("count", Types.LONG())
+    writer.with_list_state("op", counts, [1])  # of a program, too, it is another state than the keyed one
     with pytest.raises(ConfigurationError, match="operator 'op' already has a state 'count'"):
-        writer.with_list_state("op", ListStateDescriptor("count", Types.LONG()), [1])
+        writer.with_list_state("op", counts, [1])
     with pytest.raises(ParallelismError, match="parallelism 5 and max parallelism 4"):
         write_savepoint(parallelism=5, max_parallelism=4)
 
@@ -356,6 +358,18 @@ def test_one_state_is_repaired_and_all_others_stay(savepoint: str, tmp_path: Pat
     stored = read_savepoint(str(tmp_path / "job" / "job"))
     (of_k3,) = stored.state("kinds", "largest").for_keys(["k3"]).to_pylist()
     assert of_k3["value"] == 1000
+
+
+def test_of_two_states_with_one_name_the_keyed_one_is_removed(tmp_path: Path) -> None:
+    keyed, other = ValueStateDescriptor("one", Types.LONG()), ListStateDescriptor("one", Types.STRING())
+    data = {"data": {"key": ["a"], "value": [1]}, "key": "key", "value": "value"}
+    both = write_savepoint().with_keyed_state("op", keyed, **data).with_list_state("op", other, ["x"])
+    based = write_savepoint(both.write(str(tmp_path / "both")))
+    for number, writer in enumerate((both, based)):
+        without = read_savepoint(writer.remove_state("op", "one").write(str(tmp_path / f"without {number}")))
+        assert [(state.kind, state.to_pylist()) for state in without.states] == [("SPLIT_DISTRIBUTE", [{"value": "x"}])]
+        writer.with_keyed_state("op", keyed, **data).remove_state("op", "one").remove_state("op", "one")
+        assert read_savepoint(writer.write(str(tmp_path / f"none {number}"))).states == ()
 
 
 def test_a_stored_state_becomes_another(savepoint: str, tmp_path: Path) -> None:
