@@ -18,7 +18,15 @@ import pyarrow.compute as pc
 from dagster_flinkpy.common.time import Instant
 from dagster_flinkpy.errors import TypeMismatchError
 
-__all__ = ["BasicColumn", "basic_column", "decimal_column", "one_chunk", "with_elements", "without_zeros"]
+__all__ = [
+    "BasicColumn",
+    "basic_column",
+    "cast_finite",
+    "decimal_column",
+    "one_chunk",
+    "with_elements",
+    "without_zeros",
+]
 
 _ARROW_REFUSES = (pa.ArrowException, TypeError, ValueError, OverflowError)
 
@@ -289,6 +297,33 @@ def _offsets_of(lists: Any) -> pa.Array[Any]:
     ends = pc.cumulative_sum(lengths)
     starts = pc.if_else(lists.is_valid(), pc.subtract(ends, lengths), pa.scalar(None, pa.int64()))
     return pa.concat_arrays([starts, ends[-1:] if len(ends) else pa.array([0], pa.int64())]).cast(pa.int32())
+
+
+def cast_finite(column: pa.Array[Any], wanted: pa.DataType) -> pa.Array[Any]:
+    """Casts a column like Arrow, which alone would make numbers infinite that are too large for ``FLOAT``.
+
+    Raises:
+        ArrowException: A value does not fit.
+    """
+    cast = column.cast(wanted)
+    if _has_more_infinite(column, cast):
+        raise pa.ArrowInvalid("a number is too large for 32 bits")
+    return cast
+
+
+def _has_more_infinite(column: Any, cast: Any) -> bool:
+    if column.null_count == len(column):
+        return False
+    if pa.types.is_map(cast.type):
+        column, cast = (each.cast(pa.list_(each.type.field(0).type)) for each in (column, cast))
+    if pa.types.is_list(cast.type):
+        return _has_more_infinite(pc.list_flatten(column), pc.list_flatten(cast))
+    if pa.types.is_struct(cast.type):
+        return any(map(_has_more_infinite, column.flatten(), cast.flatten()))
+    if cast.type != pa.float32() or column.type == cast.type:
+        return False
+    infinite = pc.sum(pc.is_inf(cast)).as_py()
+    return bool(infinite) and infinite != pc.sum(pc.is_inf(column.cast(pa.float64()))).as_py()
 
 
 def one_chunk(column: pa.ChunkedArray) -> pa.Array:

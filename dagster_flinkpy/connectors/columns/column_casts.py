@@ -14,7 +14,7 @@ from uuid import UUID
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from dagster_flinkpy.common.arrow_columns import one_chunk, with_elements
+from dagster_flinkpy.common.arrow_columns import cast_finite, one_chunk, with_elements
 from dagster_flinkpy.common.decimals import column_of, find_big_dec
 from dagster_flinkpy.common.typeinfo import RowTypeInfo, TypeInformation
 from dagster_flinkpy.connectors.columns.arrow_types import first_wrong, type_info_of
@@ -101,9 +101,9 @@ def fit_column(column: Any, kind: TypeInformation, what: str) -> pa.Array:
         value = column[0].as_py() if len(column) else None
         raise TypeMismatchError(f"{what}: declared {kind}, got {column.type}, such as {value!r}")
     try:
-        return column.cast(kind.arrow_type)
+        return cast_finite(column, kind.arrow_type)
     except pa.ArrowException as e:
-        value = first_wrong(column, lambda part: part.cast(kind.arrow_type))
+        value = first_wrong(column, lambda part: cast_finite(part, kind.arrow_type))
         raise TypeMismatchError(f"{what}: declared {kind}, got {column.type}: {value!r} does not fit") from e
 
 

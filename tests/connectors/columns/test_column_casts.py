@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 import uuid
 from datetime import date, datetime, time, timezone
@@ -272,7 +273,7 @@ def test_a_column_that_a_function_computed_may_become_narrower() -> None:
     fitting: list[tuple[pa.Array, TypeInformation, list[Any]]] = [
         (pa.array([1, None]), Types.INT(), [1, None]),
         (pa.array([[1], None]), Types.LIST(Types.BYTE()), [[1], None]),
-        (pa.array([0.1]), Types.FLOAT(), [0.10000000149011612]),
+        (pa.array([0.1, math.inf]), Types.FLOAT(), [0.10000000149011612, math.inf]),
         (pa.array([1]), Types.DOUBLE(), [1.0]),
         (pa.array([Decimal("1.50")]), Types.DECIMAL(2, 1), [Decimal("1.5")]),
         (pa.array([datetime(2024, 1, 1)], pa.timestamp("ns")), Types.SQL_TIMESTAMP(), [datetime(2024, 1, 1)]),
@@ -282,6 +283,9 @@ def test_a_column_that_a_function_computed_may_become_narrower() -> None:
     refused = [
         *((column, kind) for column, kind, _ in REFUSED if kind not in (Types.INT(), Types.FLOAT())),
         (pa.array([300]), Types.BYTE()),
+        (pa.array([math.inf, 1e39]), Types.FLOAT()),
+        (pa.array([None, {"a": [1.0, 1e39]}]), Types.ROW_NAMED(["a"], [Types.LIST(Types.FLOAT())])),
+        (pa.array([[("a", 1e39)]], pa.map_(pa.string(), pa.float64())), Types.MAP(Types.STRING(), Types.FLOAT())),
         (pa.array([date(2024, 1, 1)]), Types.INT()),
         (pa.array([[datetime(2024, 1, 1)]]), Types.LIST(Types.LONG())),
         (pa.array([[("a", 1.5)]], pa.map_(pa.string(), pa.float64())), Types.MAP(Types.STRING(), Types.LONG())),
