@@ -5,7 +5,7 @@ from __future__ import annotations
 import decimal
 import math
 from collections.abc import Callable, Sequence
-from datetime import datetime, time
+from datetime import date, datetime, time
 from functools import cache
 from operator import attrgetter
 from types import NoneType
@@ -50,6 +50,7 @@ _ARROW_TYPES: dict[str, pa.DataType] = {
 }
 
 _ZONE = attrgetter("tzinfo")
+_OF_MICROSECONDS = {date, datetime, time}
 
 _INFERRED: tuple[Callable[[pa.DataType], bool], ...] = (
     pa.types.is_integer,
@@ -125,15 +126,24 @@ class _TemporalColumn(BasicColumn):
                 self._build([value for value in values if type(value) is kind])
         elif any(issubclass(kind, (datetime, time)) for kind in kinds) and any(map(_ZONE, filter(None, values))):
             raise TypeError("a time zone")
+        elif not kinds <= _OF_MICROSECONDS and any(map(_has_nanoseconds, values)):
+            raise ValueError("nanoseconds")
         return super()._build(values)
 
     def _why(self, value: Any) -> str:
+        if _has_nanoseconds(value):
+            return f"; {self.name} keeps microseconds: round it, such as value.floor('us')"
         if getattr(value, "tzinfo", None) is None:
             return ""
         return (
             f" with a time zone, which {self.name} does not keep; give it without one, such as "
             f"value{'' if isinstance(value, time) else '.astimezone(timezone.utc)'}.replace(tzinfo=None)"
         )
+
+
+def _has_nanoseconds(value: Any) -> bool:
+    """Returns whether a value, such as a Timestamp of pandas, has a part that a column would cut off."""
+    return bool(getattr(value, "nanosecond", 0) > 0)  # of NaT it is NaN
 
 
 class _FloatColumn(BasicColumn):

@@ -418,3 +418,9 @@ def test_a_date_and_time_is_no_instant() -> None:
         Types.INSTANT().to_arrow([5])
     with pytest.raises(TypeMismatchError, match=r"with a time zone, which SQL_TIMESTAMP does not keep"):
         Types.SQL_TIMESTAMP().to_arrow([zoned])
+    # Such as a Timestamp of pandas: two of them, as keys of a map, became one.
+    timestamp = type("Timestamp", (datetime.datetime,), {"nanosecond": 0})
+    assert Types.SQL_TIMESTAMP().to_arrow([timestamp(2024, 1, 1)]).to_pylist() == [naive]
+    timestamp.nanosecond = 2
+    with pytest.raises(TypeMismatchError, match=r"SQL_TIMESTAMP keeps microseconds: round it"):
+        Types.SQL_TIMESTAMP().to_arrow([naive, timestamp(2024, 1, 1)])
