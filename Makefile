@@ -11,6 +11,9 @@ unexport PYTHONDONTWRITEBYTECODE
 
 install: $(STAMP)
 
+PIP := $(BIN)/pip install --quiet --disable-pip-version-check --no-deps
+UV := $(BIN)/uv pip install --quiet --python $(BIN)/python --no-deps
+
 $(STAMP): pyproject.toml requirements.lock
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
 	  || { echo "The locked PySpark needs Python 3.11 or newer, though the library runs with 3.10, too:" \
@@ -20,10 +23,14 @@ $(STAMP): pyproject.toml requirements.lock
 	       && apt-get update -qq && apt-get install -qqy python3-venv >/dev/null; } \
 	  || { echo "$(PYTHON) cannot make virtual environments: apt-get install python3-venv" >&2; exit 1; }
 	$(PYTHON) -m venv .venv
-	@# No dependencies are looked up: the lock has all of them. It brings a Java, too, for machines without one. Python
-	@# compiles what is imported; most of it never is.
-	$(BIN)/pip install --quiet --disable-pip-version-check --no-deps --no-compile --require-hashes --requirement requirements.lock
-	$(BIN)/pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation --editable .
+	@# No dependencies are looked up: the lock has all of them. It brings a Java, too, for machines without one. uv takes a
+	@# third of pip's time. It does not read pip.conf: where that names the only index, pip installs the rest. Python compiles
+	@# what is imported; most of it never is.
+	@sed -n '/^uv==/,/[^\\]$$/p' requirements.lock > .venv/uv.txt
+	$(PIP) --no-compile --require-hashes --requirement .venv/uv.txt
+	$(UV) --require-hashes --requirement requirements.lock \
+	  || $(PIP) --no-compile --require-hashes --requirement requirements.lock
+	$(PIP) --no-build-isolation --editable .
 	@$(BIN)/python -m dagster_flinkpy.spark.java >/dev/null
 	@# A first start of Spark: it leaves an archive of Java classes, with which later ones take half the time.
 	@$(BIN)/flinkpy doctor >/dev/null || true
@@ -76,18 +83,21 @@ newest oldest: install browser
 	  --requirement pyproject.toml --overrides - --all-extras --editable .
 	PATH="$$PWD/.cache/$@/bin:$$PATH" .cache/$@/bin/python $(PYTEST)
 
-# Programs and jobs with older versions of Spark, of both kinds of sessions. CI does less: see .ci/run.
+# Programs and jobs with older versions of Spark, of both kinds of sessions. CI runs the programs that are marked `smoke`
+# with some versions: see .ci/run.
 SPARKS ?= 3.5 4.0 4.1 4.2
 MODES ?= local classic
-JOBS ?= tests/systems/test_job_spark.py tests/runtime/master/test_job_exchange.py tests/runtime/slot \
-  tests/runtime/blocking/test_spark_dataframes.py tests/connectors/test_foreach_epoch.py tests/spark/test_versions.py
+PROGRAMS ?=
+JOBS ?= tests/assets/demo/test_runner.py tests/systems/test_job_spark.py tests/runtime/master/test_job_exchange.py \
+  tests/runtime/slot tests/runtime/blocking/test_spark_dataframes.py tests/connectors/test_foreach_epoch.py \
+  tests/spark/test_versions.py
 VERSIONS = $(addprefix compatibility-,$(SPARKS))
 compatibility: $(VERSIONS)
 $(VERSIONS): compatibility-%: install
 	set -e; for mode in $(MODES); do echo "=== PySpark $*, $$mode"; \
-	  FLINKPY_COMPATIBILITY=$$mode .ci/with-spark $* python -m pytest -q tests/pyflink/test_on_each_spark.py; \
+	  FLINKPY_COMPATIBILITY=$$mode .ci/with-spark $* python -m pytest -q $(PROGRAMS) tests/pyflink/test_on_each_spark.py; \
 	done
-	.ci/with-spark $* python -m pytest -q tests/assets/demo/test_runner.py $(JOBS)
+	$(if $(JOBS),.ci/with-spark $* python -m pytest -q $(JOBS))
 
 # The property tests, the matrix of whole jobs and damaged savepoints of Flink, with $(SOAK) times the usual number of
 # examples; the other commands run three in twenty of the usual number. And all combinations of arguments (tests/pairs.py).

@@ -15,6 +15,10 @@ from tests.pyflink.test_programs import ONE_BY_ONE, run
 MODE = os.environ.get("FLINKPY_COMPATIBILITY", "")
 """``local``, ``classic``, or the URL of a Spark Connect server; a process can have one of them."""
 
+SHORT = {"files", "interval_join", "log_levels", "objects", "side_outputs_and_timers", "state_broadcast", "window_late"}
+"""What CI runs: files, a batch job, pickled objects, a join, side outputs with timers, broadcast state and windows."""
+assert programs().keys() >= SHORT
+
 pytestmark = [pytest.mark.spark, pytest.mark.skipif(not MODE, reason="a part of make compatibility")]
 
 
@@ -28,7 +32,9 @@ def mode(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(SparkSettings.__init__, "__defaults__", (*chosen, *defaults[3:]))
 
 
-@pytest.mark.parametrize("name", programs())
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=pytest.mark.smoke if name in SHORT else ()) for name in programs()]
+)
 def test_a_program_prints_what_it_prints_under_pyflink(
     name: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

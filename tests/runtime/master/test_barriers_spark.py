@@ -55,7 +55,8 @@ def test_each_barrier_of_an_attempt_is_a_checkpoint(tmp_path: Path) -> None:
         assert measured["map"].total["numBytesOut"] == measured["count"].total["numBytesIn"] > 0
         assert all(sum(s[name] for name in TIMES) == 1000 for m in measured.values() for s in m.subtasks)
     job = epoch.metrics.job
-    assert job["lastCheckpointSparkDuration"] > job["lastCheckpointHeadDuration"] >= 0
+    assert job["lastCheckpointSparkDuration"] > 0
+    assert job["lastCheckpointHeadDuration"] >= 0
     first = epoch.statistics.history[0].phases
     assert first is not None and first.latency_ms_p50 is not None and first.latency_ms_p99 is not None
     assert first.latency_ms_p99 >= first.latency_ms_p50 > 0, "the first markers are sent at once"
