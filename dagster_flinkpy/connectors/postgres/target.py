@@ -10,7 +10,7 @@ from psycopg import sql
 from dagster_flinkpy.common.typeinfo import DecimalTypeInfo, TypeInformation, Types
 from dagster_flinkpy.connectors.columns.column_types import columns_of
 from dagster_flinkpy.connectors.postgres.columns import Column, columns_of_table
-from dagster_flinkpy.connectors.postgres.connection import listed, value_of
+from dagster_flinkpy.connectors.postgres.connection import listed, row_of
 from dagster_flinkpy.connectors.postgres.session import Session
 from dagster_flinkpy.connectors.postgres.sink import PostgresSink
 from dagster_flinkpy.connectors.postgres.sql_types import sql_type
@@ -36,6 +36,10 @@ _WIDER: dict[str, tuple[str, ...]] = {
 """The types of columns that keep the values of each type, or refuse them. Text has all but binary values, too; times
 without a zone are in UTC. Text may go into any column."""
 _TEXTS = ("text", "varchar")
+_FOUND = """
+SELECT to_regclass(%(table)s)::oid::bigint, (SELECT min(oid::regclass::text) FROM pg_class WHERE relpersistence = 'u'
+  AND oid IN (SELECT to_regclass(%(table)s) UNION SELECT relid FROM pg_partition_tree(to_regclass(%(table)s))))
+"""
 _MICROS = 6
 
 
@@ -75,8 +79,14 @@ class PostgresTarget:
     def check(self, connection: psycopg.Connection[Any]) -> None:
         """Checks the table. Within a transaction that has written to it, it holds until the end."""
         target = self._session.target.as_string(connection)
-        if (oid := value_of(connection, "SELECT to_regclass(%s)::oid::bigint", target)) is None:
+        oid, unlogged = row_of(connection, _FOUND, {"table": target})
+        if oid is None:
             raise ConfigurationError(f"table {self._sink.uri()} does not exist any more")
+        if unlogged is not None:
+            raise ConfigurationError(
+                f"table {self._sink.uri()} is UNLOGGED: after a crash of the server it has no rows, and the job would "
+                f"not write them again. Change it: ALTER TABLE {unlogged} SET LOGGED"
+            )
         if self._oid not in (None, oid):
             raise ConfigurationError(
                 f"table {self._sink.uri()} was dropped and made anew since it was opened. Running again adds the rows "

@@ -60,6 +60,7 @@ CHANGES = [
     ("ALTER TABLE {}.t ALTER n TYPE float8", "would change values of bigint", "ALTER TABLE {}.t ALTER n TYPE bigint"),
     ("ALTER TABLE {}.t ADD CHECK (n < 2)", "check constraint", "ALTER TABLE {}.t DROP CONSTRAINT t_n_check"),
     ("DROP TABLE {}.t", "does not exist", "CREATE TABLE {}.t (n bigint PRIMARY KEY, s text)"),
+    ("ALTER TABLE {}.t SET UNLOGGED", "is UNLOGGED", "ALTER TABLE {}.t SET LOGGED"),
     ("TRIGGER", "has taken only 1 of 2 rows", "DROP TRIGGER skips ON {}.t"),
     ("POLICY", "row-level security", "ALTER TABLE {}.t DISABLE ROW LEVEL SECURITY"),
 ]  # fmt: skip
@@ -67,7 +68,7 @@ CHANGES = [
 
 @pytest.mark.parametrize(
     ("change", "said", "back", "options"),
-    [(*each, options) for each in CHANGES for options in ({}, {"key": ["n"]})] + [(*CHANGES[5], {"key": ["n", "s"]})],
+    [(*each, options) for each in CHANGES for options in ({}, {"key": ["n"]})] + [(*CHANGES[6], {"key": ["n", "s"]})],
     ids=str,
 )
 def test_a_table_that_was_changed_gets_no_rows_until_it_takes_all(
@@ -105,6 +106,14 @@ def test_a_table_that_was_changed_gets_no_rows_until_it_takes_all(
     finally:
         if change == "POLICY":
             database.sql("REASSIGN OWNED BY {}_owner TO CURRENT_USER; DROP OWNED BY {}_owner; DROP ROLE {}_owner")
+
+
+def test_a_table_whose_partition_a_crash_would_empty_is_refused(database: Database) -> None:
+    database.create("n bigint, s text) PARTITION BY RANGE (n")
+    database.sql("CREATE UNLOGGED TABLE {}.part PARTITION OF {}.t DEFAULT")
+    sink = database.sink(prepare_transactions=True)
+    with pytest.raises(ConfigurationError, match=f"ALTER TABLE {database.schema}.part SET LOGGED"):
+        committer(sink).abort_lingering([])
 
 
 def test_a_table_that_was_made_anew_during_a_run_is_refused(database: Database) -> None:
