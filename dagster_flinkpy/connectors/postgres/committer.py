@@ -22,7 +22,7 @@ from dagster_flinkpy.connectors.commit.staged_files import FileNames, Staged
 from dagster_flinkpy.connectors.commit.staged_rows import RowFile, StagedContent, StagedRows, digest_of
 from dagster_flinkpy.connectors.postgres.connection import listed, row_of, value_of
 from dagster_flinkpy.connectors.postgres.epoch_rows import EpochRows
-from dagster_flinkpy.connectors.postgres.session import Session
+from dagster_flinkpy.connectors.postgres.session import UNREACHABLE, Session
 from dagster_flinkpy.connectors.postgres.sink import PostgresSink
 from dagster_flinkpy.connectors.postgres.target import PostgresTarget
 from dagster_flinkpy.datastream.connectors.base import CommitRequest, CommitterInitContext
@@ -43,7 +43,7 @@ _LEDGER_DAYS = 30
 _COPIED_BYTES = 256 << 10
 """So much is unpacked at a time: less than the server needs to be busy in the meantime."""
 _ORDER = "flinkpy_order"
-_TO_RETRY = (psycopg.OperationalError, psycopg.InterfaceError, StorageError)
+_TO_RETRY = (*UNREACHABLE, StorageError)
 
 
 class _PostgresCommitter(CheckpointCommitter):

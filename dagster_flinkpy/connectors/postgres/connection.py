@@ -13,7 +13,8 @@ from dagster_flinkpy.errors import SourceReadError
 
 __all__ = ["connect", "end_of_timeline", "listed", "reading", "row_of", "table_of", "value_of"]
 
-_CONNECT_SECONDS = 10
+_DEFAULTS = {"connect_timeout": "10", "keepalives_idle": "30", "keepalives_interval": "10", "keepalives_count": "3"}
+"""Seconds. A server that vanishes without a word is noticed after a minute; the system would take two hours."""
 _ADVICE = "Check that the server runs, and conninfo, user and password."
 _PEER = (  # as PostgreSQL comes from Debian
     "Through its socket this server lets in only the user of the system who has the name of the role. Give conninfo a "
@@ -37,7 +38,7 @@ class _Connection(psycopg.Connection[Any]):
 
 def connect(conninfo: str, name: str) -> psycopg.Connection[Any]:
     """Returns a connection without an open transaction. As a context it is closed at the end."""
-    defaults = {"connect_timeout": str(_CONNECT_SECONDS), "application_name": name[:63]}
+    defaults = {**_DEFAULTS, "application_name": name[:63]}
     given = {key: str(value) for key, value in psycopg.conninfo.conninfo_to_dict(conninfo).items()}
     whole = psycopg.conninfo.make_conninfo("", **{**defaults, **given, "client_encoding": "utf8"})
     try:

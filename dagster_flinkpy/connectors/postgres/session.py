@@ -15,25 +15,29 @@ from dagster_flinkpy.connectors.postgres.connection import connect, listed, tabl
 from dagster_flinkpy.connectors.postgres.sink import PostgresSink
 from dagster_flinkpy.errors import CommitRefusedError, ConfigurationError
 
-__all__ = ["LEDGER", "Session"]
+__all__ = ["LEDGER", "UNREACHABLE", "Session"]
+
+UNREACHABLE = (
+    psycopg.OperationalError,
+    psycopg.InterfaceError,
+    psycopg.errors.ReadOnlySqlTransaction,
+    psycopg.errors.IdleInTransactionSessionTimeout,
+)
+"""What may pass by itself, such as a failover, during which the server is a standby."""
 
 LEDGER = "flinkpy_commits"
 """The table of committed checkpoints, in the schema of the sink's table."""
 
-_LEDGER_COLUMNS = """
-    job text NOT NULL,
-    uid text NOT NULL,
-    checkpoint bigint NOT NULL,
-    digest text NOT NULL,
-    rows bigint NOT NULL,
-    partition text,
-    committed_at timestamptz NOT NULL DEFAULT now(),
-    PRIMARY KEY (job, uid, checkpoint, digest)
-"""
-
-
+_LEDGER_COLUMNS = (
+    "job text NOT NULL, uid text NOT NULL, checkpoint bigint NOT NULL, digest text NOT NULL, rows bigint NOT NULL, "
+    "partition text, committed_at timestamptz NOT NULL DEFAULT now(), PRIMARY KEY (job, uid, checkpoint, digest)"
+)
 _SETTINGS = ("TimeZone = 'UTC'", "DateStyle = 'ISO'", "row_security = off")
 """Times without a zone are in UTC. A policy that would hide rows is an error."""
+# Without waiting for the disk, a crash of the server would lose commits. Whoever locks the table forever is noticed.
+_COMMITTING = b""";
+SELECT set_config('synchronous_commit', 'on', true) WHERE current_setting('synchronous_commit') = 'off';
+SELECT set_config('lock_timeout', '60s', true) WHERE current_setting('lock_timeout') = '0'"""
 
 
 def _setting(how: str) -> bytes:
@@ -66,9 +70,9 @@ class Session:
 
     @contextmanager
     def transaction(self, connection: psycopg.Connection[Any]) -> Iterator[None]:
-        """Runs a transaction that writes, as `begin` does."""
+        """Runs a transaction that writes, as `begin` does, and commits it."""
         with connection.transaction():
-            connection.execute(_setting("SET LOCAL"))
+            connection.execute(_setting("SET LOCAL") + _COMMITTING)
             yield
 
     def create_ledger(self, connection: psycopg.Connection[Any]) -> None:
@@ -76,8 +80,7 @@ class Session:
 
     def ledger_statement(self, connection: psycopg.Connection[Any]) -> str:
         """Returns the statement that creates the table of committed checkpoints."""
-        columns = " ".join(_LEDGER_COLUMNS.split())
-        return f"CREATE TABLE IF NOT EXISTS {self.ledger.as_string(connection)} ({columns})"
+        return f"CREATE TABLE IF NOT EXISTS {self.ledger.as_string(connection)} ({_LEDGER_COLUMNS})"
 
     def create_table(self, connection: psycopg.Connection[Any], statement: str, indexed: Sequence[str]) -> None:
         """Creates the target with an index, unless somebody else just did. No transaction must be open."""

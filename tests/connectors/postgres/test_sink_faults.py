@@ -11,8 +11,10 @@ import psycopg
 import pytest
 
 from dagster_flinkpy.common import Types
+from dagster_flinkpy.connectors.postgres.connection import connect
 from dagster_flinkpy.connectors.postgres.session import Session
-from tests.connectors.postgres.sinks import Database, commit, committer, numbers, stage
+from dagster_flinkpy.errors import StorageError
+from tests.connectors.postgres.sinks import CONTEXT, ROW, Database, commit, committer, numbers, stage
 from tests.runtime.harness import Crash
 
 
@@ -67,14 +69,64 @@ def test_a_commit_that_dies_is_committed_by_the_next_attempt(
     assert (database.rows(), database.ledger(), database.staged()) == ([1, 2], [1], 0)
 
 
+UNREACHABLE = [
+    psycopg.OperationalError("the connection is lost"),
+    psycopg.errors.ReadOnlySqlTransaction("a standby, as during a failover"),
+    psycopg.errors.IdleInTransactionSessionTimeout("a setting of the server"),
+]
+
+
 @pytest.mark.parametrize("when", ["before", "after"])
-def test_a_lost_connection_is_tried_again_and_adds_nothing_twice(database: Database, when: str) -> None:
+@pytest.mark.parametrize("error", UNREACHABLE, ids=str)
+def test_a_lost_connection_is_tried_again_and_adds_nothing_twice(
+    database: Database, error: psycopg.Error, when: str
+) -> None:
     database.create()
     sink = database.sink()
     request = stage(sink, numbers(1, 2))
-    with failing(psycopg.Transaction, "__exit__", when, psycopg.OperationalError("the connection is lost")):
+    with failing(psycopg.Transaction, "__exit__", when, error):
         commit(sink, request)
     assert database.rows() == [1, 2]
+
+
+@pytest.mark.parametrize("error", UNREACHABLE, ids=str)
+def test_a_writer_that_loses_its_connection_does_not_say_that_the_table_is_wrong(
+    database: Database, error: psycopg.Error
+) -> None:
+    database.create()
+    writer = database.sink(prepare_transactions=True).create_writer(CONTEXT, ROW)
+    with failing(psycopg.Copy, "write", "before", error), pytest.raises(StorageError, match="cannot be reached"):
+        writer.write(ROW.to_arrow(numbers(1)))
+    writer.abort()
+
+
+@pytest.mark.parametrize(
+    ("given", "kept"),
+    [("off 0", ("on", "1min")), ("local 5s", ("local", "5s")), ("remote_apply 5s", ("remote_apply", "5s"))],
+)
+def test_a_commit_outlives_a_crash_of_the_server_and_does_not_wait_for_a_lock_forever(
+    database: Database, given: str, kept: tuple[str, str]
+) -> None:
+    database.create(
+        "n bigint, s text, commits text DEFAULT current_setting('synchronous_commit'),"
+        "waits text DEFAULT current_setting('lock_timeout')"
+    )
+    sink = database.sink()
+    commits, waits = given.split()
+    options = f"-csynchronous_commit={commits} -clock_timeout={waits}"
+    sink.conninfo = psycopg.conninfo.make_conninfo(database.conninfo, options=options)
+    commit(sink, stage(sink, numbers(1)))
+    assert database.rows("commits, waits") == [kept]
+
+
+def test_a_server_that_vanishes_is_noticed_after_a_minute_unless_conninfo_says_otherwise(postgres: str) -> None:
+    def waits(conninfo: str) -> tuple[str, str, str]:
+        with connect(conninfo, "test") as connection:
+            found = connection.info.get_parameters()
+        return found["keepalives_idle"], found["keepalives_interval"], found["keepalives_count"]
+
+    assert waits(postgres) == ("30", "10", "3")
+    assert waits(psycopg.conninfo.make_conninfo(postgres, keepalives_idle=5)) == ("5", "10", "3")
 
 
 @pytest.mark.parametrize("when", ["before", "after"])
