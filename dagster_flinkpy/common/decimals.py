@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable
 from decimal import Decimal, InvalidOperation
 from typing import TYPE_CHECKING, Any
 
@@ -66,30 +66,47 @@ def _renamed(description: Any) -> Any:
     return {name: _renamed(part) for name, part in description.items()}
 
 
-def column_of(kind: TypeInformation, column: pa.Array[Any]) -> pa.Array[Any]:
+def column_of(kind: TypeInformation, column: Any, fit: Callable[[pa.Array, TypeInformation], pa.Array]) -> pa.Array:
     """Converts a column from outside of the job to a type with ``Types.BIG_DEC()``. Text for that must be a number.
 
+    Args:
+        kind: The type.
+        column: The column.
+        fit: Converts parts of it that have no ``Types.BIG_DEC()``.
+
     Raises:
-        TypeMismatchError: A value is not a decimal.
+        TypeMismatchError: A value is not a decimal, or what ``fit`` raises.
     """
-    return kind.to_arrow([_with_decimals(kind, value) for value in column.to_pylist()])
+    import pyarrow as pa
+
+    from dagster_flinkpy.common.arrow_columns import with_elements
+
+    def part_of(kind: TypeInformation) -> Callable[[Any], pa.Array]:
+        return lambda part: column_of(kind, part, fit)
+
+    is_a, there = pa.types, column.type
+    if kind == Types.BIG_DEC():
+        return kind.to_arrow(list(map(_decimal, column.to_pylist())))
+    if find_big_dec(kind) is None:
+        return fit(column, kind)
+    if is_a.is_null(there):
+        return column.cast(kind.arrow_type)
+    if isinstance(kind, (RowTypeInfo, TupleTypeInfo)) and is_a.is_struct(there):
+        if (names := [field.name for field in there]) != list(kind.field_names):
+            raise TypeMismatchError(f"declared the fields {list(kind.field_names)}, got {names}")
+        parts = [part_of(field)(part) for field, part in zip(kind.field_types, column.flatten(), strict=True)]
+        return pa.StructArray.from_arrays(parts, fields=list(kind.arrow_type), mask=column.is_null())
+    if isinstance(kind, MapTypeInfo) and is_a.is_map(there):
+        return with_elements(column, kind.arrow_type, part_of(kind.key_type), part_of(kind.value_type))
+    if isinstance(kind, ListTypeInfo) and any(
+        is_list(there) for is_list in (is_a.is_list, is_a.is_large_list, is_a.is_fixed_size_list)
+    ):
+        return with_elements(column, kind.arrow_type, part_of(kind.elem_type))
+    raise TypeMismatchError(f"declared {kind}, got {there}")
 
 
-def _with_decimals(kind: TypeInformation, value: Any) -> Any:
-    """Returns a value of a column as one of the type, with decimals in place of their text."""
-    if value is None:
-        return None
-    if isinstance(kind, (RowTypeInfo, TupleTypeInfo)) and isinstance(value, Mapping):
-        if list(value) != list(kind.field_names):
-            raise TypeMismatchError(f"declared the fields {list(kind.field_names)}, got {list(value)}")
-        return tuple(_with_decimals(f, v) for f, v in zip(kind.field_types, value.values(), strict=True))
-    if isinstance(kind, ListTypeInfo) and isinstance(value, list):
-        return [_with_decimals(kind.elem_type, v) for v in value]
-    if isinstance(kind, MapTypeInfo) and isinstance(value, list):
-        return {_with_decimals(kind.key_type, k): _with_decimals(kind.value_type, v) for k, v in value}
-    if isinstance(value, str) and kind == Types.BIG_DEC():
-        try:
-            return Decimal(value)
-        except InvalidOperation as error:
-            raise TypeMismatchError(f"declared {kind}, got the text {value!r}, which is not a number") from error
-    return value
+def _decimal(value: Any) -> Any:
+    try:
+        return Decimal(value) if isinstance(value, str) else value
+    except InvalidOperation as error:
+        raise TypeMismatchError(f"declared Types.BIG_DEC(), got the text {value!r}, which is not a number") from error

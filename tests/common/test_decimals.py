@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import datetime
 import decimal
 from decimal import Decimal
 from pathlib import Path
@@ -11,12 +12,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dagster_flinkpy.common.decimals import as_stored_before, column_of, find_big_dec
+from dagster_flinkpy.common.decimals import as_stored_before, find_big_dec
 from dagster_flinkpy.common.key_types import infer_key_type
+from dagster_flinkpy.common.time import Instant
 from dagster_flinkpy.common.typeinfo import TypeInformation, Types, type_from_json
 from dagster_flinkpy.common.types import Row
 from dagster_flinkpy.connectors import ParquetSink, ParquetSource
 from dagster_flinkpy.connectors.columns.arrow_types import type_info_of
+from dagster_flinkpy.connectors.columns.column_casts import fit_column
 from dagster_flinkpy.datastream import StreamExecutionEnvironment
 from dagster_flinkpy.datastream.functions import KeyedProcessFunction
 from dagster_flinkpy.datastream.state import MapStateDescriptor, ValueStateDescriptor
@@ -243,15 +246,27 @@ def test_tables_need_a_scale(tmp_path: Path, kind: Any, path: str | None) -> Non
 
 
 def test_columns_of_others_become_decimals() -> None:
-    text = column_of(ANY, pa.array(["1.10", None, "1e2", "+7"]))
+    text = fit_column(pa.array(["1.10", None, "1e2", "+7"]), ANY, "c")
     assert text.to_pylist() == ["1.10", None, "1E+2", "7"]
-    assert column_of(ANY, pa.array([Decimal("1.50")])).to_pylist() == ["1.50"]
+    assert fit_column(pa.array([Decimal("1.50")]), ANY, "c").to_pylist() == ["1.50"]
     nested = Types.ROW_NAMED(["a"], [Types.TUPLE([ANY, Types.LIST(ANY), Types.MAP(Types.STRING(), ANY)])])
     value = Row(a=(Decimal("1.0"), [Decimal("2.00")], {"x": Decimal("3")}))
-    assert nested.from_arrow(column_of(nested, nested.to_arrow([value]))) == [value]
+    assert nested.from_arrow(fit_column(nested.to_arrow([value]), nested, "c")) == [value]
     for wrong in (pa.array(["1,1"]), pa.array([1.5])):
         with pytest.raises(TypeMismatchError):
-            column_of(ANY, wrong)
+            fit_column(wrong, ANY, "c")
+
+
+def test_what_is_beside_a_decimal_stays_as_it_is() -> None:
+    parts = [ANY, Types.PICKLED_BYTE_ARRAY(), Types.INSTANT(), Types.BIG_INT(), Types.SQL_TIME()]
+    kind = Types.TUPLE([Types.LIST(Types.TUPLE(parts)), Types.MAP(ANY, Types.PICKLED_BYTE_ARRAY())])
+    value = (Decimal("1.10"), {"x": 1}, Instant(0, 1000), 2**70, datetime.time(1))
+    column = kind.to_arrow([([value, None], {Decimal("1.10"): [1]}), None, (None, {}), ([], None)])
+    for start in (0, 1):
+        assert fit_column(column.slice(start), kind, "c").equals(column.slice(start))
+    assert fit_column(pa.nulls(2), kind, "c").equals(kind.to_arrow([None, None]))
+    with pytest.raises(TypeMismatchError, match=r"c: a part of it: declared Types.LONG\(\), got string, such as 'x'"):
+        fit_column(pa.array([{"f0": "1.1", "f1": "x"}]), Types.TUPLE([ANY, Types.LONG()]), "c")
 
 
 # --- what was stored before -------------------------------------------------------------------------------------------

@@ -92,7 +92,7 @@ def fit_column(column: Any, kind: TypeInformation, what: str) -> pa.Array:
         raise TypeMismatchError(f"{what}: expected an Arrow array, not {type(column).__name__}")
     if find_big_dec(kind) is not None:
         try:
-            return column_of(kind, column)
+            return column_of(kind, column, partial(fit_column, what="a part of it"))
         except TypeMismatchError as e:
             raise TypeMismatchError(f"{what}: {e}") from e
     if column.type == kind.arrow_type:
