@@ -119,8 +119,8 @@ class StoredState(ABC):
         return self.to_arrow().select(list(columns))
 
     def to_pandas(self) -> Any:
-        """Reads all rows like :meth:`to_arrow`, as a pandas DataFrame."""
-        return self.to_arrow().to_pandas()
+        """Reads all rows like :meth:`to_arrow`, as a pandas DataFrame. Integers beside nulls are no floats."""
+        return self.to_arrow().to_pandas(integer_object_nulls=True)
 
     def to_polars(self) -> Any:
         """Reads all rows like :meth:`to_arrow`, as a Polars DataFrame. Polars must be installed."""

@@ -372,6 +372,14 @@ def test_of_two_states_with_one_name_the_keyed_one_is_removed(tmp_path: Path) ->
         assert read_savepoint(writer.write(str(tmp_path / f"none {number}"))).states == ()
 
 
+def test_integers_beside_nulls_keep_their_digits_in_pandas(tmp_path: Path) -> None:
+    data = pa.table({"key": ["a", "a"], "at": ["x", "y"], "value": [2**53 + 1, None]})
+    state = MapStateDescriptor("map", Types.STRING(), Types.LONG())
+    writer = write_savepoint().with_keyed_state("op", state, data, key="key", map_key="at", value="value")
+    stored = read_savepoint(writer.write(str(tmp_path / "savepoint"))).state("op", "map")
+    assert stored.to_pandas()["value"].to_list() == [2**53 + 1, None]
+
+
 def test_a_stored_state_becomes_another(savepoint: str, tmp_path: Path) -> None:
     """The state is read, changed by DuckDB, and written."""
     total = read_savepoint(savepoint).state("kinds", "total").to_arrow()
