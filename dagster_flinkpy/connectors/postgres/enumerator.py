@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from functools import partial
@@ -41,6 +41,13 @@ WHERE l.locktype = 'virtualxid' AND l.mode = 'ExclusiveLock' AND l.granted AND l
 """
 # A prepared transaction has no virtual id any more.
 _PREPARED = "SELECT 'prepared ' || transaction, gid FROM pg_prepared_xacts WHERE database = current_database()"
+# The end of the WAL, but without the header of a page or segment that has no record yet.
+_WRITTEN = """
+SELECT (lsn - CASE WHEN lsn % pg_size_bytes(current_setting('wal_segment_size')) = 40 THEN 40
+  WHEN lsn % current_setting('wal_block_size')::int = 24 THEN 24 ELSE 0 END)::bigint
+FROM (SELECT pg_current_wal_insert_lsn() - '0/0') AS written (lsn)
+"""
+_UNFLUSHED = "SELECT pg_current_wal_flush_lsn() - '0/0' < %s"
 _SERVER = "SELECT extract(epoch FROM pg_postmaster_start_time())::text"
 
 
@@ -220,10 +227,20 @@ class PostgresEnumerator(EndingEnumerator):
                 return
             now = TransactionsInFlight.now(scan.connection)
             candidate = self._at.candidate = _Candidate(now.server, now.waiting, newest)
-        if not _ended(candidate, scan.connection, _WAIT_SECONDS):
+        if candidate.server != _server(scan.connection):  # a crash may have taken the value, which another row gets
+            self._at.candidate = None
+            self._settle(scan)
+            return
+        if not _ended(partial(candidate.waits, scan.connection), _WAIT_SECONDS):
             self._progress(
                 f"table {scan.name}: rows up to {candidate.value} may have rows before them that are not committed, so "
                 f"they are not read until these have ended: {candidate.shown()}"
+            )
+            return
+        # What was committed with synchronous_commit = off is visible before it outlives a crash.
+        if not _ended(partial(scan.one, _UNFLUSHED, scan.one(_WRITTEN)), _WAIT_SECONDS):
+            self._progress(
+                f"table {scan.name}: rows up to {candidate.value} wait until a crash of the server would not take them"
             )
             return
         self._at.settled, self._at.candidate = candidate.value, None
@@ -242,7 +259,7 @@ class PostgresEnumerator(EndingEnumerator):
             )
         time.sleep(max(left, 0))
         in_flight = TransactionsInFlight.now(scan.connection)
-        if not _ended(in_flight, scan.connection, _PARTITION_WAIT_SECONDS):
+        if not _ended(partial(in_flight.waits, scan.connection), _PARTITION_WAIT_SECONDS):
             raise SourceReadError(
                 f"partition {partition.key} of table {scan.name} may still get rows from transactions "
                 f"that are in flight: {in_flight.shown()}. Run it again when they have ended, or end them"
@@ -300,10 +317,10 @@ class PostgresEnumerator(EndingEnumerator):
         return {**self._at.to_json(), "ended": self._ended}
 
 
-def _ended(in_flight: TransactionsInFlight, connection: psycopg.Connection[Any], seconds: float) -> bool:
-    """Waits until transactions have ended. Returns whether they have."""
+def _ended(goes_on: Callable[[], bool], seconds: float) -> bool:
+    """Waits until something has ended. Returns whether it has."""
     until = time.monotonic() + seconds
-    while in_flight.waits(connection):
+    while goes_on():
         if time.monotonic() >= until:
             return False
         time.sleep(_POLL_SECONDS)

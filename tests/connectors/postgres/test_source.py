@@ -237,6 +237,40 @@ def test_rows_that_commit_late_are_not_lost(database: Database) -> None:
     assert take(source, other) == take(source, enumerator) == [1, 2, 3, 4]
 
 
+def test_rows_that_a_crash_of_the_server_would_take_are_not_read(
+    database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    numbered(database)
+    source = source_of(database)
+    enumerator = source.create_enumerator(None)
+    with psycopg.connect(database.conninfo, autocommit=True) as connection:
+        connection.execute("SET synchronous_commit = off")
+        connection.execute(f"INSERT INTO {database.schema}.t (s) VALUES ('x')")
+        [(written,)] = connection.execute("SELECT pg_current_wal_insert_lsn()").fetchall()
+    with monkeypatch.context() as patch:
+        patch.setattr(module, "_UNFLUSHED", "SELECT %s > 0")
+        assert planned(enumerator) == []
+    assert read(source, planned(restored(source, enumerator))) == [1]
+    assert database.sql(f"SELECT pg_current_wal_flush_lsn() >= '{written}'") == [(True,)]
+
+
+def test_rows_that_were_seen_before_the_server_was_started_again_are_looked_for_anew(database: Database) -> None:
+    numbered(database)
+    source = source_of(database)
+    with Writer(database) as writer:
+        writer.run("INSERT INTO {}.t (s) VALUES ('early')")
+        add(database, 1)
+        enumerator = source.create_enumerator(None)
+        assert planned(enumerator) == []
+        state = enumerator.snapshot_state()
+        state["candidate"] = {**state["candidate"], "server": "before", "value": ["9"], "waiting": {}}
+        again = source.create_enumerator(state)
+        assert planned(again) == [], "values up to 9 were lost, and the first one is not committed"
+        writer.run("COMMIT")
+    assert take(source, again) == [1, 2]
+    assert again.snapshot_state()["position"] == ["2"]
+
+
 def test_a_value_may_be_taken_before_the_table_is_touched(database: Database) -> None:
     numbered(database)
     source = source_of(database)
