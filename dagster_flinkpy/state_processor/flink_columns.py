@@ -14,7 +14,15 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from dagster_flinkpy.common.typeinfo import BasicTypeInfo, ListTypeInfo, MapTypeInfo, TypeInformation, Types
+from dagster_flinkpy.common.typeinfo import (
+    BasicTypeInfo,
+    ListTypeInfo,
+    MapTypeInfo,
+    RowTypeInfo,
+    TupleTypeInfo,
+    TypeInformation,
+    Types,
+)
 from dagster_flinkpy.errors import (
     CorruptStateError,
     TypeMismatchError,
@@ -60,8 +68,25 @@ def row_hashes(kind: TypeInformation, column: pa.Array[Any]) -> npt.NDArray[np.i
     """Returns the hashes of rows of one field, by which PyFlink keys a stream."""
     if kind == _BYTES:
         return hash_keys(Types.ROW([kind]), pa.StructArray.from_arrays([column], names=["f0"]))
-    # Inside of a row, a tuple is hashed as a tuple, not as a row.
-    return hash_keys(kind, column) + np.int32(62)
+    return _hashes(kind, column) + np.int32(62)
+
+
+def _hashes(kind: TypeInformation, column: Any) -> npt.NDArray[np.int32]:
+    """Returns the hashes of keys in Flink: a row hashes by positions, even if it has names, and a part by its type.
+
+    A row of this library hashes by names, and parts hash like the whole.
+    """
+    if not isinstance(kind, (RowTypeInfo, TupleTypeInfo)) or column.null_count:
+        return hash_keys(kind, column)
+    parts, types = list(column.flatten()), list(kind.field_types)
+    for i, (part, field) in enumerate(zip(parts, types, strict=True)):
+        if isinstance(field, (RowTypeInfo, TupleTypeInfo)):
+            hashes = np.zeros(len(part), dtype=np.int32)
+            present = part.is_valid().to_numpy(zero_copy_only=False)
+            hashes[present] = _hashes(field, part.drop_null())
+            parts[i], types[i] = pa.array(hashes, mask=~present), Types.INT()  # which hashes to itself
+    flat = pa.StructArray.from_arrays(parts, names=list(kind.field_names))
+    return hash_keys(Types.ROW(types) if isinstance(kind, RowTypeInfo) else Types.TUPLE(types), flat)
 
 
 @dataclass(frozen=True)
@@ -256,7 +281,7 @@ class FlinkColumns:
             )
 
     def _hashes(self, column: pa.Array[Any]) -> npt.NDArray[np.int32]:
-        return (row_hashes if self._wrapped else hash_keys)(self._stored_key, column)
+        return (row_hashes if self._wrapped else _hashes)(self._stored_key, column)
 
     def _decoded(self, values: list[Any]) -> tuple[list[Any], list[Any]]:
         """Returns the values, and with a time to live the times of last access."""

@@ -58,8 +58,8 @@ class FlinkKeyedRows(StoredState):
     parts: tuple[tuple[int, KeyedFile, int], ...]
     """Each subtask with its file, and the number of the state in it."""
     declared: DeclaredState | None = None
-    keys: tuple[Any, ...] | None = None
-    """The keys to read, or None for all."""
+    keys: frozenset[str] | None = None
+    """The keys to read, or None for all; each by its ``repr``, which tells 0.0 from -0.0, and finds NaN."""
 
     @cached_property
     def columns(self) -> FlinkColumns:
@@ -123,14 +123,14 @@ class FlinkKeyedRows(StoredState):
             table = pa.table([columns[name] for name in self.schema.names], schema=self.schema)
             if self.keys is not None:
                 found = self.columns.key_type.from_arrow(columns["key"])
-                table = table.filter(pa.array([key in self.keys for key in found], pa.bool_()))
+                table = table.filter(pa.array([repr(key) in self.keys for key in found], pa.bool_()))
             tables.append(table)
         return pa.concat_tables(tables)
 
     def for_keys(self, keys: Iterable[Any]) -> FlinkKeyedRows:
         if not isinstance(keys, pa.Array):
             keys = self.columns.key_type.to_arrow(list(keys))
-        return replace(self, keys=tuple(self.columns.key_type.from_arrow(keys)))
+        return replace(self, keys=frozenset(map(repr, self.columns.key_type.from_arrow(keys))))
 
 
 @dataclass(frozen=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from datetime import datetime, timedelta
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +29,7 @@ from dagster_flinkpy.flink_savepoint.python_coders import coder_of
 from dagster_flinkpy.flink_savepoint.python_encoders import encoder_of_type
 from dagster_flinkpy.flink_savepoint.savepoint import METADATA
 from dagster_flinkpy.flink_savepoint.serializers import decoder_of
+from dagster_flinkpy.key_hashes import assign_to_key_group
 from dagster_flinkpy.orchestration.flink_import import export_savepoint
 from dagster_flinkpy.orchestration.flink_job import flink_job
 from dagster_flinkpy.state_processor import FlinkSavepointReader, read_savepoint, write_savepoint
@@ -167,6 +169,30 @@ def test_null_where_flink_has_none_is_an_error(kind: TypeInformation, tmp_path: 
     with pytest.raises(UnsupportedSavepointError, match="operator 'op', state 'map': a value cannot be written"):
         export_to_flink(reader, target, [ExportTarget("op")])
     assert target.open().head(METADATA) is None
+
+
+KEYS: list[tuple[TypeInformation, list[Any]]] = [
+    (Types.ROW_NAMED(["b", "a"], [Types.LONG(), Types.STRING()]), [Row(7, "x")]),
+    (Types.ROW([Types.TUPLE([Types.LONG()])]), [Row((7,))]),
+    (Types.TUPLE([Types.ROW([Types.LONG(), Types.LONG()])]), [(Row(7, 8),)]),
+    (Types.DOUBLE(), [float("nan"), 0.0, -0.0]),
+    (Types.BIG_DEC(), [Decimal("1.1"), Decimal("1.10")]),
+]
+
+
+@pytest.mark.parametrize(("kind", "keys"), KEYS, ids=str)
+def test_a_key_is_in_the_group_of_flinks_hash_and_is_found(
+    kind: TypeInformation, keys: list[Any], tmp_path: Path
+) -> None:
+    rows = pa.table({"key": kind.to_arrow(keys), "value": list(range(len(keys)))})
+    state = ValueStateDescriptor("one", Types.LONG())
+    writer = write_savepoint().with_keyed_state("op", state, rows, key="key", value="value", key_type=kind)
+    target = StorageLocation(str(tmp_path / "flink"))
+    export_to_flink(read_savepoint(writer.write(str(tmp_path / "savepoint"))), target, [ExportTarget("op")])
+    found = read_savepoint(target.url, {"op": [state]}).state("op", "one")
+    for value, key in enumerate(keys):
+        (row,) = found.for_keys([key]).to_pylist()
+        assert (row["value"], row["key_group"]) == (value, assign_to_key_group(Row(key), 128))
 
 
 class Kept(KeyedProcessFunction):
