@@ -61,34 +61,37 @@ def job_of_deployment(env: Environment, name: str, *, fork_in_branches: bool) ->
 def fork_at_first_run(
     job: FlinkJob, storage: StorageLocation, config: FlinkRunConfig, *, owner: str, log: Callable[[str], None]
 ) -> None:
-    """Forks production's job for the first run of a branch's. Does nothing for other jobs.
+    """Forks production's job for the first run of a branch's. Of other jobs, it refuses one that was only renamed.
 
     In every run, the sinks are compared with those of production, whether or not the job was forked.
 
     Args:
         job: The job that is to run.
         storage: The checkpoint storage, with the folders of both jobs.
-        config: Config of the run. Nothing is forked if it says where the job starts.
+        config: Config of the run. Nothing is forked or refused if it says where the job starts.
         owner: Names the run, for messages of other runs.
         log: Is told what was forked.
 
     Raises:
-        ConfigurationError: A sink writes where one of production does.
+        ConfigurationError: A sink writes where one of production does, or the job has a new name and no state.
         JobNotFoundError: Production's job has no checkpoint in this storage.
         CheckpointError: Another run has begun the job just now.
     """
-    if job.fork_of is None:
-        return
     from dagster_flinkpy.checkpoint.forks.fork import fork_job
-    from dagster_flinkpy.checkpoint.forks.fork_sinks import refuse_sinks_of
+    from dagster_flinkpy.checkpoint.forks.fork_sinks import refuse_renamed, refuse_sinks_of
     from dagster_flinkpy.checkpoint.store import CompletedCheckpointStore
     from dagster_flinkpy.checkpoint.traces import head_of_job
 
-    own, production = storage.child(job.job_id), storage.child(job.fork_of)
+    own, told = storage.child(job.job_id), config.start_empty or config.restore_from is not None
+    if job.fork_of is None:
+        if not told:
+            refuse_renamed(own, job.graph)
+        return
+    production = storage.child(job.fork_of)
     refuse_sinks_of(job.fork_of, own, job.graph)
     head = head_of_job(own.open())
     begun = head is not None and not head.new and not head.disposed
-    if begun or config.start_empty or config.restore_from is not None:
+    if begun or told:
         return
     if CompletedCheckpointStore(production.open()).latest() is None:
         raise JobNotFoundError(

@@ -12,7 +12,8 @@ import pytest
 from dagster import AssetKey, DagsterInstance, DailyPartitionsDefinition, Definitions
 from pyiceberg.catalog import load_catalog
 
-from dagster_flinkpy.checkpoint.forks.fork import list_forks
+from dagster_flinkpy.checkpoint.forks.fork import fork_job, list_forks
+from dagster_flinkpy.checkpoint.forks.job_disposal import dispose_job
 from dagster_flinkpy.common import Types, WatermarkStrategy
 from dagster_flinkpy.connectors import IcebergSink, ParquetSink, ParquetSource
 from dagster_flinkpy.datastream import StreamExecutionEnvironment
@@ -213,3 +214,24 @@ def test_nothing_is_different_in_a_deployment_that_is_no_branch(
 def test_a_branch_that_cannot_be_part_of_a_name(locations: Locations, program: Program) -> None:
     with pytest.raises(ConfigurationError, match="'words_feature/loud'"):
         locations.load("feature/loud", program)
+
+
+def test_a_job_under_a_new_name_does_not_write_its_rows_once_more(tmp_path: Path, locations: Locations) -> None:
+    def named(name: str, words: list[str]) -> Definitions:
+        assets = flink_assets(lambda: word_count(tmp_path / "tables" / "all", words, per_epoch=2), name=name)
+        return Definitions(assets, resources=locations.resources)
+
+    job, storage = "__ASSET_JOB", locations.resources["checkpoint_storage"].location()
+    assert locations.run(named("words", WORDS), job) is None
+    said = locations.run(named("terms", WORDS), job)
+    assert said is not None
+    assert "job 'words' beside it has the same program: 'terms' would read its input again, and write" in said
+    assert counts(tmp_path, "all") == [("be", 1), ("to", 1)]
+    assert locations.run(named("others", ["or"]), job) is None, "it is another program"
+
+    fork_job(storage.child("words"), "terms")
+    dispose_job(storage.child("words"))
+    assert locations.run(named("terms", WORDS), job) is None
+    assert counts(tmp_path, "all") == [("be", 1), ("or", 1), ("to", 1), ("to", 2), ("to", 3)]
+    assert locations.run(named("again", WORDS), job, start_empty=True) is None, "somebody wants them once more"
+    assert counts(tmp_path, "all").count(("be", 1)) == 2

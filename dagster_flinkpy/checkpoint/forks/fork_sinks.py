@@ -1,21 +1,23 @@
-"""Checks that a fork, or a copy, does not write where the job that it was made from does."""
+"""Checks that a fork, a copy or a renamed job does not write where the job does that it comes from."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
 
 from dagster_flinkpy.checkpoint.forks.job_disposal import split_origin
+from dagster_flinkpy.checkpoint.head import read_head
 from dagster_flinkpy.checkpoint.locations.savepoint_target import overlap
 from dagster_flinkpy.checkpoint.metadata import CheckpointMetadata
 from dagster_flinkpy.checkpoint.operator_program import OperatorProgram, operator_program
 from dagster_flinkpy.checkpoint.store import CompletedCheckpointStore
 from dagster_flinkpy.datastream.operator_specs import BlockingEdgeSinkSpec, SinkSpec
 from dagster_flinkpy.datastream.program.job_graph import JobGraph
-from dagster_flinkpy.errors import ConfigurationError
+from dagster_flinkpy.errors import AccessDeniedError, ConfigurationError, CorruptMetadataError
 from dagster_flinkpy.storage import StorageLocation
 from dagster_flinkpy.storage.origins import origins_of
 
-__all__ = ["refuse_copy", "refuse_sinks_of", "refuse_sinks_of_origins"]
+__all__ = ["refuse_copy", "refuse_renamed", "refuse_sinks_of", "refuse_sinks_of_origins"]
 
 _SINK = SinkSpec.kind
 
@@ -59,6 +61,48 @@ def refuse_copy(
         f"warning: checkpoint {latest.checkpoint_id} was completed by job {latest.job_id!r}, so the folder of job "
         f"{job.name!r} is a copy of that job's. If that job runs anywhere, both write the same rows"
     )
+
+
+def refuse_renamed(job: StorageLocation, graph: JobGraph) -> None:
+    """Checks that a job without checkpoints is not one beside it under a new name, whose rows it would write again.
+
+    Only a program that is the same as a whole counts: others may share their sources and tables.
+
+    Args:
+        job: The prefix of the job.
+        graph: Its program.
+
+    Raises:
+        ConfigurationError: A job beside it has the same program; the message names it.
+    """
+    if (head := read_head(job.open())) is not None and head[0].checkpoint_id is not None:
+        return
+    # What operators without a uid do, the next one has; but a sink has no next one.
+    ours = {vertex.uid: operator_program(graph, vertex.uid) for vertex in graph.vertices if vertex.uid_set}
+    sinks = [ours[uid] for uid, _ in _sinks(graph) if uid in ours]
+    places = dict.fromkeys(place for sink in sinks for place in (sink.writes_to, *sink.folders) if place)
+    if not places or any("?" in each.settings.values() for each in ours.values()):
+        return
+    for other, latest in _beside(job):
+        theirs = {each.uid: each.program for each in latest.operators if each.program is not None}
+        if theirs.keys() == ours.keys() and all(theirs[uid].settings == ours[uid].settings for uid in ours):
+            raise ConfigurationError(
+                f"job {job.name!r} has no checkpoint, and job {other.name!r} beside it has the same program: "
+                f"{job.name!r} would read its input again, and write its rows once more to {', '.join(places)}. If it "
+                f"is {other.name!r} under a new name, run 'flinkpy job fork {other.url} --as {job.name}' and then "
+                f"'flinkpy job dispose {other.url}', and it continues. Or give its sinks other places. To write the "
+                "rows once more, set start_empty in the config of one run"
+            )
+
+
+def _beside(job: StorageLocation) -> Iterator[tuple[StorageLocation, CheckpointMetadata]]:
+    """Yields the jobs beside a job, with their latest checkpoints, as far as this process may read them."""
+    with suppress(AccessDeniedError):
+        for folder in job.parent.open().list_folders():
+            other = job.parent.child(folder.rstrip("/"))
+            with suppress(AccessDeniedError, CorruptMetadataError):
+                if (latest := CompletedCheckpointStore(other.open()).latest()) is not None:
+                    yield other, latest
 
 
 def refuse_sinks_of(owner: str, job: StorageLocation, graph: JobGraph, *, relation: str = "fork") -> None:
