@@ -371,6 +371,7 @@ class JobAttempt(AttemptRuns):
             on_aborted=self._reporter.aborted,
             discard_read=regions.discard_read,
             progress=self._progress,
+            records=lambda: self._exchange.records_read(),
         )
 
     def _create_runners(self, regions: JobRegions, timeline: CheckpointTimeline) -> list[JobRunner]:

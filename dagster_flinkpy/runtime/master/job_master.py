@@ -40,11 +40,13 @@ class JobMaster:
         on_aborted: Callable[[], object],
         discard_read: Callable[[Mapping[str, Collection[int]], Collection[str]], object],
         progress: Callable[[str], object],
+        records: Callable[[], int],
     ) -> None:
         self.state = state
         self._runners, self._steps, self._mailbox, self._desk = tuple(runners), steps, mailbox, desk
         self._on_completed, self._on_aborted = on_completed, on_aborted
         self._discard_read, self._now, self._progress = discard_read, steps.now, progress
+        self._records = records
         self._asked: dict[Work, instructions.Instruction] = {}
         """What the lanes are carrying out."""
         self._reported = False
@@ -176,7 +178,11 @@ class JobMaster:
         done = self._mailbox.take(self.state.next_timer)
         while self._mailbox.news:
             self._handle(self._mailbox.news.popleft())
-        self._handle(job_messages.TimePassed(self._now()) if done is None else self._stimulus(done))
+        if done is not None:
+            self._handle(self._stimulus(done))
+            return
+        now = self._now()
+        self._handle(job_messages.TimePassed(now, self._records() if self.state.expires(now) else 0))
 
     def _handle(self, stimulus: Stimulus) -> None:
         try:

@@ -78,6 +78,9 @@ class Resumed(Stimulus):
 class TimePassed(Stimulus):
     """Nothing has happened until ``next_timer``."""
 
+    records: int = 0
+    """How many records tasks have read, as far as that is known, if a checkpoint is to expire."""
+
 
 @dataclass(frozen=True)
 class Terminated(Stimulus):

@@ -83,6 +83,8 @@ class JobState:
         """The last checkpoint for which all sources have been read."""
         self._timeouts: dict[int, int] = {}
         """When each checkpoint expires that lacks acknowledgements, in milliseconds since 1970."""
+        self._records = 0
+        """How many records tasks had read when a checkpoint was to expire."""
         self._timeout_ms = to_millis(regions[0].planner.config.checkpointing.timeout)
         # After failures.
         self._outcome_unknown = False
@@ -125,6 +127,15 @@ class JobState:
         if self._turn.now_ms < self.schedule.retry_ms:
             timers.append(self.schedule.retry_ms)
         return min((at_ms for at_ms in timers if at_ms is not None), default=None)
+
+    def expires(self, now_ms: int) -> bool:
+        """Returns whether a checkpoint expires at this time, unless its epoch is still read."""
+        return any(at_ms <= now_ms for at_ms in self._timeouts.values())
+
+    def _is_read(self, checkpoint_id: int) -> bool:
+        """Whether regions read the input of a checkpoint, which takes as long as it takes, before its barriers."""
+        epochs = (region.epoch for region in self.regions)
+        return any(each is not None and each.checkpoint_id == checkpoint_id and not each.live for each in epochs)
 
     def _may_complete(self, checkpoint_id: int) -> bool:
         return self.failure is None or checkpoint_id < self.failure.since
@@ -173,7 +184,9 @@ class JobState:
     def _(self, stimulus: job_messages.TimePassed) -> None:
         for checkpoint_id in [each for each, at_ms in self._timeouts.items() if at_ms <= stimulus.now_ms]:
             del self._timeouts[checkpoint_id]
-            self._drive(stimuli.TimerFired(stimulus.now_ms, checkpoint_id))
+            if not self._is_read(checkpoint_id) or stimulus.records == self._records:  # otherwise it begins anew
+                self._drive(stimuli.TimerFired(stimulus.now_ms, checkpoint_id))
+            self._records = stimulus.records
 
     @_on.register
     def _(self, stimulus: job_messages.Terminated) -> None:

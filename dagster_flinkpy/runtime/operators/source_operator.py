@@ -19,7 +19,7 @@ from dagster_flinkpy.runtime.failure import USER_EXCEPTIONS
 from dagster_flinkpy.runtime.operators.operator_context import OperatorContext
 from dagster_flinkpy.runtime.operators.stream_operator import OperatorSnapshot, StreamOperator
 from dagster_flinkpy.runtime.operators.timestamps_operator import EventTime
-from dagster_flinkpy.runtime.shuffle.batch import NO_TIMESTAMP, StreamBatch
+from dagster_flinkpy.runtime.shuffle.batch import NO_TIMESTAMP, Pace, StreamBatch
 
 __all__ = ["SourceOperator"]
 
@@ -37,6 +37,7 @@ class SourceOperator(StreamOperator):
         self._splits: list[SourceSplit] = []
         """What it reads, or has read last, in the current epoch."""
         self._epoch, self._read_any = 0, False
+        self._pace = Pace() if context.job.pipelined else None
         self.stops = False
         """Whether it is to stop amid the part that it reads."""
         self.stop: Stop | None = None
@@ -122,8 +123,11 @@ class SourceOperator(StreamOperator):
                 batch = self._to_batch(column)
                 if times:
                     batch.timestamps = pc.fill_null(times[0], NO_TIMESTAMP).to_numpy(zero_copy_only=False)
+                reached = self._time.watermark
                 time.assign(batch)
-                self.context.emit(None, batch)
+                for part in self._pace.parts(batch) if self._pace is not None else (batch,):
+                    self.context.emit(None, part)
+                    yield reached  # so that other tasks have their turn
             yield self._time.watermark
             if self._stops_now:
                 self.stop = stop = Stop(index, records, offset)

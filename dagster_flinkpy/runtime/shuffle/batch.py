@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain, repeat
@@ -14,7 +15,7 @@ from dagster_flinkpy.common.copies import changes, copied, unchanging_types
 from dagster_flinkpy.common.typeinfo import PickledBytesTypeInfo, RowTypeInfo, TupleTypeInfo, TypeInformation
 from dagster_flinkpy.errors import TypeMismatchError
 
-__all__ = ["NO_TIMESTAMP", "KeyColumn", "StreamBatch", "each_int"]
+__all__ = ["NO_TIMESTAMP", "KeyColumn", "Pace", "StreamBatch", "each_int"]
 
 NO_TIMESTAMP = -(2**63)
 """The timestamp of a record without event time (Flink: ``Long.MIN_VALUE``)."""
@@ -225,3 +226,24 @@ class StreamBatch:
         )
         batch._checked = self._checked
         return batch
+
+
+class Pace:
+    """Cuts the batches of tasks that live into parts that take a second at most, however slow the functions are."""
+
+    def __init__(self) -> None:
+        self._rows = 256  # a function may take a second for each
+
+    def parts(self, batch: StreamBatch) -> Iterator[StreamBatch]:
+        """Yields a batch part by part. Most are one: the parts grow as long as they take less than 0.1 s."""
+        start = 0
+        while start < len(batch):
+            began, rows = time.monotonic(), self._rows
+            end = min(start + rows, len(batch))
+            yield batch if end - start == len(batch) else batch.slice(start, end)
+            seconds = time.monotonic() - began
+            if seconds > 1:
+                self._rows = max(rows // 4, 1)
+            elif seconds < 0.1 and end - start == rows:
+                self._rows = rows * 4
+            start = end

@@ -28,7 +28,7 @@ from dagster_flinkpy.runtime.operators.operator_context import OperatorContext
 from dagster_flinkpy.runtime.operators.operator_factory import create_operator
 from dagster_flinkpy.runtime.operators.operator_state_handler import OperatorStateHandler
 from dagster_flinkpy.runtime.operators.stream_operator import StreamOperator
-from dagster_flinkpy.runtime.shuffle.batch import StreamBatch
+from dagster_flinkpy.runtime.shuffle.batch import Pace, StreamBatch
 from dagster_flinkpy.runtime.shuffle.channel_selectors import upstream_subtasks
 from dagster_flinkpy.runtime.shuffle.record_writer import BUFFER_ROWS, BUFFER_SIZE
 from dagster_flinkpy.runtime.shuffle.wire import Kind, decode_buffers, decode_event, encode_element, read_buffer
@@ -87,6 +87,7 @@ class OperatorTask:
         watermark = MIN_WATERMARK if given.watermark is None else given.watermark
         self.context = self._create_context(execution, watermark)
         self.outputs: list[Output] = []
+        self._pace = Pace()
         self._edges = {e.id: e for e in graph.inputs(vertex.uid)}
         channels: dict[Channel, tuple[str, ...]] = {
             (e.id, c): watermark_origins(graph, e.source)
@@ -355,8 +356,9 @@ class OperatorTask:
         self._held, self._held_bytes, self._held_rows = [], 0, 0
         for batch in decode_buffers(read, edge.type_info):
             batch.producer = edge.source
-            self._task.count.add(len(batch))
-            self._on_records(edge.input_index, batch)
+            for part in self._pace.parts(batch) if self._job.pipelined else (batch,):
+                self._task.count.add(len(part))
+                self._on_records(edge.input_index, part)
 
     def _on_records(self, input_index: int, batch: StreamBatch) -> None:
         self._metrics.records_in += len(batch)

@@ -8,11 +8,11 @@ from typing import Any
 
 import pyarrow as pa
 
-from dagster_flinkpy.runtime.record_counts import TaskCount
 from dagster_flinkpy.runtime.shuffle.wire import NO_EDGE, SEQ_BITS, Kind, RowOutput, encode_buffer
 from dagster_flinkpy.runtime.task.acknowledgement import Acknowledgement
 from dagster_flinkpy.runtime.task.breadcrumb import Breadcrumb, end_forked_process
 from dagster_flinkpy.runtime.task.task_times import TaskTimes
+from dagster_flinkpy.spark.record_counts import TaskCount
 
 __all__ = ["ParentTask"]
 

@@ -12,13 +12,13 @@ from dagster_flinkpy.datastream.program.job_graph import JobVertex
 from dagster_flinkpy.runtime.epoch import EpochInput, EpochJob
 from dagster_flinkpy.runtime.failure import USER_EXCEPTIONS
 from dagster_flinkpy.runtime.operators.source_operator import SourceOperator
-from dagster_flinkpy.runtime.record_counts import TaskCount
 from dagster_flinkpy.runtime.shuffle.record_writer import BufferPool, RecordWriter
 from dagster_flinkpy.runtime.shuffle.wire import SEQ_BITS, Kind, RowOutput, WireRow
 from dagster_flinkpy.runtime.task.latency import LatencyMarker, LatencyTimer
 from dagster_flinkpy.runtime.task.operator_task import OperatorTask
 from dagster_flinkpy.runtime.task.outputs import ChainingOutput, writer_output
 from dagster_flinkpy.runtime.task.parent_task import ParentTask
+from dagster_flinkpy.spark.record_counts import TaskCount
 
 __all__ = ["StreamTask"]
 

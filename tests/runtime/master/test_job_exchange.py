@@ -196,6 +196,17 @@ def test_pipelined_says_that_slots_are_missing(tmp_path: Path, monkeypatch: pyte
     assert not (tmp_path / "sink").exists() or sink.rows() == []
 
 
+def test_the_master_knows_how_many_records_its_tasks_have_read(tmp_path: Path) -> None:
+    graph, _ = program(tmp_path, 2)
+    with HarnessAttempt(graph, tmp_path, live=True) as attempt:
+        assert attempt._deployed.master._records() == 0
+        attempt.run_epoch()
+        read = attempt._deployed.master._records()
+        assert read > 0
+        attempt.run_epoch()
+        assert attempt._deployed.master._records() > read
+
+
 def test_a_lane_that_goes_on_after_the_end_asks_for_no_slots(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     graph, _ = program(tmp_path, 1)
     with HarnessAttempt(graph, tmp_path, live=True) as attempt:

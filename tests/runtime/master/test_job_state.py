@@ -330,6 +330,20 @@ def test_what_tasks_store_for_a_checkpoint_that_has_expired_is_deleted(tmp_path:
     assert discarded.files == frozenset(keyed("late").files())
 
 
+def test_a_checkpoint_does_not_expire_while_its_input_is_read(tmp_path: Path) -> None:
+    job = Job(tmp_path, timeout=timedelta(seconds=5))
+    job.does(EpochsAsked(0, EpochRequest(limit=1)))
+    job.step(CheckpointIdAssigned(0, 1))
+    job.planned()
+    for seconds, records in ((5, 10), (10, 20), (15, 3)):
+        job.now = seconds * 1000
+        assert not job.state.expires(job.now - 1)
+        assert job.state.expires(job.now)
+        assert job.does(TimePassed(job.now, records)) == [], "tasks have read records; after a restart they count anew"
+    job.now = 20_000
+    assert "InterruptRegion" in job.does(TimePassed(job.now, 3)), "they have read nothing more"
+
+
 def test_the_next_checkpoint_takes_over_from_one_that_has_expired(tmp_path: Path) -> None:
     job = Job(tmp_path, timeout=timedelta(seconds=5), tolerable_failed=2)
     job.does(EpochsAsked(0, EpochRequest(limit=1)))

@@ -38,9 +38,9 @@ from dagster_flinkpy.runtime.master.job_config import JobConfig
 from dagster_flinkpy.runtime.master.job_session import JobSession, SharedSession
 from dagster_flinkpy.runtime.master.slots.job_slots import JobSlots
 from dagster_flinkpy.runtime.master.slots.slot_pool import SlotPool
-from dagster_flinkpy.runtime.record_counts import RecordCounts
 from dagster_flinkpy.runtime.shuffle.wire import WireRow
 from dagster_flinkpy.spark.progress import ProgressLines, SparkProgress, watched
+from dagster_flinkpy.spark.record_counts import RecordCounts
 from dagster_flinkpy.spark.sessions import announce_job, kept_slots
 
 __all__ = ["JobExchange"]
@@ -89,6 +89,8 @@ class JobExchange:
         self._pool: SlotPool | None = None
         self._regions: dict[int, PipelinedRegion] = {}
         """Those whose tasks live in slots."""
+        self._counts: dict[int, RecordCounts] = {}
+        """What the last Spark job of a region has read."""
         self._deciding = threading.Lock()
         self._kept = ExitStack()
         """Tells other runs of the slots, until it is closed."""
@@ -289,11 +291,17 @@ class JobExchange:
         job.check_start()
         what = f"checkpoint {job.checkpoint_id} of job {job.job_id!r}"
         with session.open() as spark, RecordCounts(self._config.spark.on_this_machine) as counts:
+            self._counts[job.region] = counts
             slots.look(spark)
             lines = ProgressLines(what, self._progress)
             with watched(spark, SparkProgress(lines, job.graph.number_of_stages, counts.by_stage)):
                 tries = self._shared.task_tries(spark) if self._config.failover.failover.retries_tasks else 1
                 return self._way.run(spark, replace(job, counts=counts.folder, task_tries=tries))
+
+    def records_read(self) -> int:
+        """Returns how many records the tasks at work have read, as far as that is known."""
+        counts = (*self._counts.values(), *(region.counts for region in self._regions.values()))
+        return sum(each.total for each in counts)
 
     def notify(self, news: str, checkpoint_id: int) -> None:
         """Tells all functions of tasks that live how a checkpoint has ended."""

@@ -24,10 +24,10 @@ from dagster_flinkpy.runtime.master.epochs.open_epoch import OpenEpoch
 from dagster_flinkpy.runtime.master.epochs.operator_coordinators import OperatorCoordinators
 from dagster_flinkpy.runtime.master.slots.job_slots import required_slots
 from dagster_flinkpy.runtime.master.slots.slot_pool import Slot, SlotPool
-from dagster_flinkpy.runtime.record_counts import RecordCounts
 from dagster_flinkpy.runtime.shipping import dump_job
 from dagster_flinkpy.runtime.shuffle.wire import SEQ_BITS, Kind, WireRow
 from dagster_flinkpy.spark.progress import INTERVAL_SECONDS, ProgressLines
+from dagster_flinkpy.spark.record_counts import RecordCounts
 
 __all__ = ["PipelinedRegion", "places_of", "resources_of"]
 
@@ -172,7 +172,7 @@ class PipelinedRegion:
 
     def __init__(self, pool: SlotPool, progress: Callable[[str], object], *, same_machine: bool) -> None:
         self._pool, self._progress = pool, progress
-        self._counts = RecordCounts(same_machine)
+        self.counts = RecordCounts(same_machine)
         self._changed = threading.Condition()
         self._deployment: _Deployment | None = None
         self._interrupted = False
@@ -278,12 +278,12 @@ class PipelinedRegion:
 
     def _says_how_far(self, deployment: _Deployment, job: EpochJob) -> Callable[[], None]:
         """Returns what says how far an epoch is, if that is due."""
-        before = self._counts.by_stage().get(0, 0)
+        before = self.counts.by_stage().get(0, 0)
         lines = ProgressLines(f"checkpoint {job.checkpoint_id} of job {job.job_id!r}", self._progress, read=before)
 
         def update() -> None:
             if lines.due:
-                read, done = self._counts.by_stage().get(0, 0), deployment.acknowledged[job.checkpoint_id]
+                read, done = self.counts.by_stage().get(0, 0), deployment.acknowledged[job.checkpoint_id]
                 what = f"{done} of {deployment.number_of_tasks} subtasks have acknowledged"
                 lines.say(what, max(read - before, 0), read)
 
@@ -309,7 +309,7 @@ class PipelinedRegion:
         deployment = _Deployment(job, places, slots)
         with self._changed:
             self._deployment = deployment
-        program = dump_job(replace(job, pipelined=True, counts=self._counts.__enter__().folder))
+        program = dump_job(replace(job, pipelined=True, counts=self.counts.__enter__().folder))
         locations = {name: slot.location for name, slot in slots.items()}
         where = [(uid, index, name) for (uid, index), name in places.items()]
         deployment.say("deploy", program, places=where, locations=locations)
@@ -434,7 +434,7 @@ class PipelinedRegion:
         with self._changed:
             if self._deployment is deployment:
                 self._deployment = None
-                self._counts.__exit__(None, None, None)
+                self.counts.__exit__(None, None, None)
 
     # --- messages of slots -------------------------------------------------------------------------------------------
 

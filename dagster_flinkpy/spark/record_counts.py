@@ -1,7 +1,7 @@
 """Counts the records that the tasks of a Spark job have read so far, if driver and workers share a machine.
 
-Each task writes its count to a file, and the driver reads the folder of these files. The counts are only for progress
-messages, so files that cannot be written or read are ignored.
+Each task writes its count to a file, and the driver reads the folder of these files. The counts are for progress
+messages, and keep a checkpoint from expiring while its epoch is read; files that cannot be written or read are ignored.
 """
 
 from __future__ import annotations
@@ -70,6 +70,11 @@ class RecordCounts:
         if self.folder:
             shutil.rmtree(self.folder, ignore_errors=True)
             self.folder = ""
+
+    @property
+    def total(self) -> int:
+        """The number of records that all tasks have read so far."""
+        return sum(self.by_stage().values())
 
     def by_stage(self) -> dict[int, int]:
         """Returns the number of records so far by stage; empty if there are no counts."""

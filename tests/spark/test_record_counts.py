@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
-from dagster_flinkpy.runtime.record_counts import RecordCounts, TaskCount
+from dagster_flinkpy.spark.record_counts import RecordCounts, TaskCount
 from tests.runtime.harness import collect_graph, make_job, run_epoch
 from tests.runtime.programs import environment, events
 
