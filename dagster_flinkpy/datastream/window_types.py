@@ -116,6 +116,9 @@ class GlobalWindow(Window):
         """Returns the largest timestamp."""
         return _MAX_TIME
 
+    def __repr__(self) -> str:
+        return "GlobalWindow"
+
 
 class TimeWindowSerializer(TypeSerializer[TimeWindow]):
     """Writes start and end as Java writes longs."""

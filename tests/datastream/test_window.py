@@ -73,6 +73,11 @@ def test_the_last_timestamp_of_a_window_is_before_its_end() -> None:
     assert TimeWindow(0, 10).max_timestamp() == 9
 
 
+def test_windows_are_shown_as_by_pyflink() -> None:
+    shown = [str(window) for window in (TimeWindow(0, 10), CountWindow(3), GlobalWindow.get())]
+    assert shown == ["TimeWindow(start=0, end=10)", "CountWindow(id=3)", "GlobalWindow"]
+
+
 class Merges(MergingWindowAssigner.MergeCallback):
     def __init__(self) -> None:
         self.merged: dict[TimeWindow, set[TimeWindow]] = {}
