@@ -244,8 +244,6 @@ def _scalar(name: str, type_info: TypeInformation, value: Any) -> Any:
     number = isinstance(value, (int, Decimal)) and not isinstance(value, bool)
     if type_info in _TEXT and isinstance(value, str):
         return value
-    if type_info == Types.BIG_DEC() and (number or isinstance(value, str)):
-        return str(Decimal(value))
     if type_info == Types.BOOLEAN() and isinstance(value, bool):
         return value
     if type_info in _RANGES and number and isinstance(value, int):
@@ -258,18 +256,20 @@ def _scalar(name: str, type_info: TypeInformation, value: Any) -> Any:
         return float(value)
     if type_info in _TEXTS and isinstance(value, str):
         return value
-    if pa.types.is_decimal(type_info.arrow_type) and (number or isinstance(value, str)):
+    is_decimal = type_info == Types.BIG_DEC() or pa.types.is_decimal(type_info.arrow_type)
+    if is_decimal and (number or isinstance(value, str)):
         return _decimal(name, type_info, value)
     raise ValueError(f"{name} is {value!r:.100}, but must be {type_info}")
 
 
-def _decimal(name: str, type_info: TypeInformation, value: Any) -> Decimal:
+def _decimal(name: str, type_info: TypeInformation, value: Any) -> Any:
     kind = type_info.arrow_type
     try:
-        pa.scalar(Decimal(value), kind)
+        return str(Decimal(value)) if type_info == Types.BIG_DEC() else pa.scalar(Decimal(value), kind).as_py()
+    except InvalidOperation:
+        raise ValueError(f"{name} is {value!r:.100}, but must be {type_info}") from None
     except pa.ArrowInvalid as error:
         raise ValueError(f"{name} is {value}, which does not fit {type_info}: {error}") from error
-    return Decimal(value)
 
 
 def record_encoder(schema: SerializationSchema, type_info: TypeInformation) -> Encoder:

@@ -113,6 +113,8 @@ def test_both_parsers_agree(monkeypatch: pytest.MonkeyPatch) -> None:
         (Types.FLOAT(), "-" + "9" * 400),
         (Types.FLOAT(), "1e39"),
         (Types.DECIMAL(9, 2), "1.005"),
+        (Types.DECIMAL(9, 2), '"x"'),
+        (Types.BIG_DEC(), '"x"'),
         (Types.SQL_DATE(), '"20240101"'),
         (Types.SQL_DATE(), '"2024-W01-1"'),
         (Types.SQL_TIME(), '"10:00Z"'),
