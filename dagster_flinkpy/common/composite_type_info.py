@@ -11,7 +11,7 @@ from operator import attrgetter, itemgetter
 from typing import TYPE_CHECKING, Any, cast
 
 from dagster_flinkpy.common.type_information import Json, TypeInformation
-from dagster_flinkpy.common.types import Row, RowMaker, row_class, row_maker, rows_of
+from dagster_flinkpy.common.types import Row, RowMaker, columns_function, row_maker, rows_of
 from dagster_flinkpy.errors import ConfigurationError, TypeMismatchError
 
 if TYPE_CHECKING:
@@ -155,7 +155,7 @@ class RowTypeInfo(_StructTypeInfo):
     def _parts(self, values: Sequence[Any], kinds: set[type]) -> Iterable[Sequence[Any]]:
         width = len(self.field_types)
         if all(issubclass(k, Row) and k._width == width and k._names in (None, self.field_names) for k in kinds):
-            return (list(map(attrgetter(slot), values)) for slot in row_class(None, width)._slots)  # loops in C
+            return columns_function(width)(values)
         one: Any = next(iter(kinds), None)
         if len(kinds) == 1 and self._are_fields(_fields_of(one)):
             return (list(map(attrgetter(name), values)) for name in self.field_names)

@@ -9,11 +9,15 @@ from __future__ import annotations
 import copy
 import datetime
 import decimal
+import dis
+import inspect
 import sys
 from collections import deque
 from collections.abc import Callable
-from itertools import repeat
+from functools import lru_cache
+from itertools import pairwise, repeat
 from sys import getrefcount
+from types import CodeType, MemberDescriptorType
 from typing import Any
 
 from dagster_flinkpy.common.time import Instant
@@ -38,6 +42,7 @@ __all__ = [
     "flat_rows",
     "keeper",
     "keeping",
+    "only_reads",
     "plain_row",
     "taker",
     "taking",
@@ -58,6 +63,9 @@ _WITH_TUPLE: frozenset[type] = _UNCHANGING | {tuple}
 
 _KEPT = frozenset({"BOOLEAN", "BYTE", "SHORT", "INT", "LONG", "DOUBLE", "STRING", "CHAR"})
 """Basic types whose values do not change, and are the same when they have been in a column."""
+
+_LOADS = frozenset({"LOAD_FAST", "LOAD_FAST_BORROW"})
+_SEE_LOCALS = frozenset({"eval", "exec", "locals", "vars", "_getframe", "currentframe"})
 
 
 def unchanging_types(type_info: TypeInformation) -> frozenset[type]:
@@ -81,6 +89,30 @@ def flat_rows(type_info: TypeInformation) -> frozenset[type]:
 
 def _is_unchanging(type_info: TypeInformation) -> bool:
     return isinstance(type_info, BasicTypeInfo) and type_info.name != "BYTES"  # which may be a bytearray
+
+
+def only_reads(function: Any, type_info: TypeInformation) -> bool:
+    """Returns whether a function certainly does nothing with a row, its first argument, but read fields by name.
+
+    Of such a row nobody can tell that the function had it. False if the fields can change, and if it is hard to say.
+    """
+    code = getattr(function, "__code__", None)
+    if not isinstance(code, CodeType) or not isinstance(type_info, RowTypeInfo) or not flat_rows(type_info):
+        return False
+    return _only_reads(code, inspect.ismethod(function), row_class(type_info.field_names, len(type_info.field_names)))
+
+
+@lru_cache(maxsize=1024)
+def _only_reads(code: CodeType, argument: int, row: type[Row]) -> bool:
+    if code.co_argcount <= argument or not _SEE_LOCALS.isdisjoint(code.co_names):
+        return False
+    name, fields = code.co_varnames[argument], {n for n, m in vars(row).items() if isinstance(m, MemberDescriptorType)}
+    for step, after in pairwise(dis.get_instructions(code)):
+        if step.argval == name and step.opname in _LOADS and after.opname == "LOAD_ATTR" and after.argval in fields:
+            continue
+        if name in (step.argval if isinstance(step.argval, tuple) else (step.argval,)):
+            return False
+    return True
 
 
 def plain_row(type_info: TypeInformation) -> type[Row] | None:
@@ -169,8 +201,10 @@ def keeping(function: Callable[[Any, Any], Any], type_info: TypeInformation) -> 
 
 def taking(function: Callable[[], Any], type_info: TypeInformation) -> Callable[[], Any]:
     """Returns a function that makes values which state may keep. What the function returns may be shared."""
-    take = taker(type_info)
-    return function if take is None else lambda: take(function())
+    take, unchanging = taker(type_info), unchanging_types(type_info)
+    if take is None:
+        return function
+    return lambda: value if type(value := function()) in unchanging else take(value)
 
 
 def copied(value: Any, made: dict[int, Any] | None = None, whole: bool = False) -> Any:

@@ -10,7 +10,7 @@ from keyword import iskeyword
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any, ClassVar, cast
 
-__all__ = ["Row", "RowKind", "RowMaker", "row_class", "row_maker", "rows_of"]
+__all__ = ["Row", "RowKind", "RowMaker", "columns_function", "row_class", "row_maker", "rows_of"]
 
 
 class RowKind(Enum):
@@ -328,6 +328,13 @@ def _fill_function(width: int) -> Callable[..., None]:
     """Sets the values of many rows, given a column for each field."""
     columns = "".join(f", c{i}" for i in range(width))
     return _compiled(f"def f(rows{columns}):\n    for row, {_targets(width)} in zip(rows{columns}, strict=True): pass")
+
+
+@cache
+def columns_function(width: int) -> Callable[[Iterable[Row]], tuple[list[Any], ...]]:
+    """Returns the values of many rows, a list for each field."""
+    columns = "".join(f"[row._{i} for row in rows], " for i in range(width))  # half the time of attrgetter and map
+    return _compiled(f"def f(rows): return ({columns})")
 
 
 def _targets(width: int) -> str:

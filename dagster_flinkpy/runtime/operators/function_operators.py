@@ -82,7 +82,7 @@ class FilterOperator(FunctionOperator):
     def process(self, input_index: int, batch: StreamBatch) -> None:
         kept_ones: list[bool] = []
         try:
-            kept_ones.extend(map(truth, map(self._filter, batch.lent())))
+            kept_ones.extend(map(truth, map(self._filter, batch.lent(self._filter))))
         except USER_EXCEPTIONS as e:
             raise self.user_error(e, "filter()", value=batch.value_at(len(kept_ones))) from e
         self.check_count(len(kept_ones), "filter()", batch)

@@ -93,7 +93,7 @@ class EventTime:
             extract = self._assigner.extract_timestamp
             rows = range(len(batch))
             taken = iter(rows)
-            records = zip(taken, batch.lent(), batch.timestamps.tolist(), strict=True)
+            records = zip(taken, batch.lent(extract), batch.timestamps.tolist(), strict=True)
             try:
                 times = [extract(v, t) for _, v, t in records]
             except USER_EXCEPTIONS as e:

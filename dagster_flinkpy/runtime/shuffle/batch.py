@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from dagster_flinkpy.common.copies import changes, copied, unchanging_types
+from dagster_flinkpy.common.copies import changes, copied, only_reads, unchanging_types
 from dagster_flinkpy.common.typeinfo import PickledBytesTypeInfo, RowTypeInfo, TupleTypeInfo, TypeInformation
 from dagster_flinkpy.errors import TypeMismatchError
 
@@ -129,9 +129,9 @@ class StreamBatch:
             return self.values
         return self._each_of(self.column)
 
-    def lent(self) -> Iterator[Any]:
+    def lent(self, function: Any) -> Iterator[Any]:
         """Yields the values for a function that only looks at them. If it changes some, nobody else sees that."""
-        if not changes(self.type_info):
+        if not changes(self.type_info) or (self._values is None and only_reads(function, self.type_info)):
             return iter(self.values)
         column = self.column
         if self._values is not None and isinstance(self.type_info, PickledBytesTypeInfo):
@@ -167,10 +167,10 @@ class StreamBatch:
     def values_at(self, rows: np.ndarray[Any, np.dtype[np.int64]]) -> list[Any]:
         """Returns the values at some positions; a value that can change is another copy each time."""
         if not changes(self.type_info):
-            return list(map(list(self.each_value()).__getitem__, rows.tolist()))
-        column = self.column
-        every = len(rows) == len(self) and bool((rows == np.arange(len(rows))).all())
-        return self.type_info.from_arrow(column if every else column.take(pa.array(rows)))
+            return list(map(self.values.__getitem__, rows.tolist()))
+        column, first = self.column, int(rows[0]) if len(rows) else 0
+        adjoin = bool((rows == np.arange(first, first + len(rows))).all())
+        return self.type_info.from_arrow(column.slice(first, len(rows)) if adjoin else column.take(pa.array(rows)))
 
     def each_timestamp(self) -> Iterable[int]:
         """Yields the timestamps as Python ints."""

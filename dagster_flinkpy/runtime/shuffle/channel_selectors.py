@@ -107,7 +107,7 @@ class CustomSelector(ChannelSelector):
             ValueError: The partitioner returned something other than a subtask index. The message names the record.
         """
         partition, get_key, n = self._partition, self._get_key, self._targets
-        chosen: list[Any] = [partition(get_key(value), n) for value in batch.lent()]
+        chosen: list[Any] = [partition(get_key(value), n) for value in batch.lent(get_key)]
         for value, target in zip(batch.values, chosen, strict=True):
             if not isinstance(target, (int, np.integer)) or not 0 <= target < n:
                 raise ValueError(f"got {target!r} for record {value!r}; expected an int from 0 to {n - 1}")

@@ -47,7 +47,7 @@ def key_values(partitioner: StreamPartitioner, batch: StreamBatch) -> tuple[Type
         key_type, column = Types.LONG(), pa.array(np.zeros(len(batch), dtype=np.int64))
     else:
         get_key = as_callable(selector, KeySelector, "get_key")
-        keys = [get_key(v) for v in batch.lent()]
+        keys = [get_key(v) for v in batch.lent(get_key)]
         key_type = partitioner.key_type or infer_key_type(keys[0])
         try:
             column = key_type.to_arrow(keys)

@@ -7,11 +7,13 @@ from dataclasses import dataclass
 from sys import getrefcount
 from typing import Any
 
+import numpy as np
 import pytest
 
 from dagster_flinkpy.common import Row, RowKind, Types
-from dagster_flinkpy.common.copies import ALONE, copied, flat_rows, unchanging_types, whole_copy
+from dagster_flinkpy.common.copies import ALONE, copied, flat_rows, only_reads, unchanging_types, whole_copy
 from dagster_flinkpy.errors import TypeMismatchError
+from dagster_flinkpy.runtime.shuffle.batch import StreamBatch
 
 
 @dataclass
@@ -137,3 +139,76 @@ def test_a_value_that_somebody_keeps_is_not_alone() -> None:
         assert getrefcount(row) == ALONE
     for row in kept():
         assert getrefcount(row) > ALONE
+
+
+PERSON = Types.ROW_NAMED(["name", "age", "as_dict"], [Types.STRING(), Types.LONG(), Types.LONG()])
+
+
+class Watches:
+    def __init__(self) -> None:
+        self.last: Any = None
+
+    def reads(self, row: Any) -> bool:
+        return bool(row.age > 17 and row.name.startswith("A"))
+
+    def keeps(self, row: Any) -> bool:
+        self.last = row
+        return bool(row.age > 17)
+
+    def __call__(self, row: Any) -> bool:
+        return self.keeps(row)
+
+
+def _sets(row: Any) -> bool:
+    row.age += 1
+    return bool(row.age > 17)
+
+
+def _rebinds(row: Any) -> bool:
+    row = [row]
+    return bool(row[0].age > 17)
+
+
+def _nests(row: Any) -> bool:
+    return any(row.age > limit for limit in (17, 18))
+
+
+@pytest.mark.parametrize("function", [lambda row: row.age > 17, lambda row, time=0: row.name, Watches().reads])
+def test_a_function_that_only_reads_fields_is_known(function: Any) -> None:
+    assert only_reads(function, PERSON)
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda row: row,
+        lambda row: row[1] > 17,
+        lambda row: row.set_field_names(["a", "b", "c"]),
+        lambda row: row.as_dict,  # not the field, which is only row["as_dict"]
+        lambda row: row._values,
+        lambda row: locals()["row"].age,
+        lambda row: (lambda: row.age)(),
+        lambda *rows: rows[0].age,
+        _sets,
+        _rebinds,
+        _nests,
+        Watches().keeps,
+        Watches(),
+        len,
+    ],
+)
+def test_a_function_that_may_do_more_with_a_row_is_not_said_to_only_read_it(function: Any) -> None:
+    assert not only_reads(function, PERSON)
+
+
+def test_a_field_that_can_change_is_more_than_read() -> None:
+    assert not only_reads(lambda row: row.tags.append(1), Types.ROW_NAMED(["tags"], [Types.LIST(Types.LONG())]))
+    assert not only_reads(lambda row: row.age, Types.TUPLE([Types.LONG()]))
+
+
+def test_rows_that_a_function_only_reads_are_made_once() -> None:
+    column = PERSON.to_arrow([Row("Ada", 36, 0)])
+    watches = Watches()
+    for function, once in [(watches.reads, True), (watches.keeps, False)]:
+        batch = StreamBatch(PERSON, np.zeros(1, dtype=np.int64), column=column)
+        assert (next(batch.lent(function)) is batch.values[0]) is once
