@@ -55,7 +55,7 @@ class CellTable(OverlayTable):
         self._numbers: CellNumbers | None = numbers
         assert self.value_type is not None
         self.column = make_column(self.value_type.arrow_type) if column is None else column(self.value_type)
-        self.values: list[Any] = self.column.values if column is ObjectColumn else []
+        self.values: list[Any] = self.column.values if isinstance(self.column, ObjectColumn) else []
         """The Python value of each cell; it stays the same list."""
         self.expires: list[Any] | None = [] if self.ttl and self.kind not in ("LIST", "MAP") else None
         """The time at which the value of each cell expires, or None; if values do not expire as a whole, None."""

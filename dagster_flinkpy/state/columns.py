@@ -332,6 +332,9 @@ class NumberColumn(ObjectColumn):
         return super().get(self.places(cells)) if self._numbers is None else self._numbers.get(self.places(cells))
 
     def get_one(self, cell: int) -> Any:
+        if self._numbers is None:
+            place: Any = cell
+            return self.values[self.places(place)]
         return self.get(np.array([cell]))[0]
 
     def places(self, cells: Cells) -> Cells:

@@ -80,6 +80,7 @@ class PaneState:
     def merge(self, cell: int, other: int) -> None:
         """Moves what another cell of the key holds to a cell."""
         self.table.reserve()
+        self.table.column.alone(np.array([cell, other]))
         held = self.table.column.values
         if held[other] is not None:
             held[cell] = held[other] if held[cell] is None else self._fold.merge(held[cell], held[other])

@@ -16,7 +16,7 @@ from dagster_flinkpy.datastream.state import StateDescriptor
 from dagster_flinkpy.key_groups import KeyGroupRange
 from dagster_flinkpy.key_hashes import key_groups_of_hashes
 from dagster_flinkpy.state.backend import ColumnarKeyedStateBackend
-from dagster_flinkpy.state.columns import ObjectColumn, SharedColumn
+from dagster_flinkpy.state.columns import NumberColumn, SharedColumn
 from dagster_flinkpy.state.files import cache as cache_module
 from dagster_flinkpy.state.files.cache import RunCache
 from dagster_flinkpy.state.files.compaction import SectionRows
@@ -123,5 +123,5 @@ def make_panes(
     shared: bool = False,
 ) -> PaneState:
     """Returns the state of windows, as the operator of windows uses it."""
-    table = backend.get_cells(descriptor, window_type, sessions, column=SharedColumn if shared else ObjectColumn)
+    table = backend.get_cells(descriptor, window_type, sessions, column=SharedColumn if shared else NumberColumn)
     return PaneState(table, fold_values(descriptor))

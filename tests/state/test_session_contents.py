@@ -33,7 +33,10 @@ class Sessions:
 
     def join(self, start: int, value: int) -> int:
         (cell,), _ = self.table.join(np.array([0]), np.array([start]), np.array([start + 10]), 0)
-        self.state.add_each([0], np.array([cell]), [value])
+        self.state.table.reserve()
+        for _, held, places in self.state.table.column.changing(np.array([cell])):
+            self.state.add_to(held, [0], places, [value])
+        self.state.table.mark(np.array([cell]))
         return int(cell)
 
     def end(self, cell: int) -> None:

@@ -23,7 +23,7 @@ from dagster_flinkpy.runtime.operators.grouped_rows import IntegerOverflowError
 from dagster_flinkpy.runtime.operators.windows.window_operator import Ints, WindowOperator
 from dagster_flinkpy.runtime.shuffle.batch import StreamBatch
 from dagster_flinkpy.state.cell_table import CellTable
-from dagster_flinkpy.state.columns import ObjectColumn, SharedColumn
+from dagster_flinkpy.state.columns import NumberColumn, SharedColumn
 from dagster_flinkpy.state.pane_states import PaneState
 from dagster_flinkpy.state.session_table import SessionTable
 from dagster_flinkpy.state.value_folds import fold_values
@@ -160,7 +160,7 @@ class RecordContents(Contents):
     If windows merge, ``sessions`` are those in flight, and a record is in one of them only.
     """
 
-    _column = ObjectColumn
+    _column = NumberColumn
 
     def __init__(self, operator: WindowOperator, sessions: SessionTable | None) -> None:
         descriptor, windows = operator.descriptor(), operator.codec.namespace_type
@@ -176,13 +176,18 @@ class RecordContents(Contents):
         return batch.timestamps
 
     def add(self, seats: Ints, cells: Ints, rows: Ints, new: Ints | None = None) -> None:
-        with self._each_of(rows) as values:
-            self._state.add_each(seats.tolist(), cells, values)
+        self.table.reserve()
+        self._add_to_places(seats, rows, self.table.column.changing(cells))
+        self.table.mark(cells)
+
+    def _add_to_places(self, seats: Ints, rows: Ints, changing: Iterator[tuple[slice, list[Any], list[int]]]) -> None:
+        """Adds records to what ``changing`` of the column yields."""
+        for part, held, at in changing:
+            with self._each_of(rows[part]) as values:
+                self._state.add_to(held, seats[part].tolist(), at, values)
 
     def _values(self, rows: Ints) -> list[Any]:
-        if self.values is None:
-            return self._batch.values_at(rows)
-        return self.values if len(rows) == len(self.values) else list(map(self.values.__getitem__, rows.tolist()))
+        return self._batch.values_at(rows) if self.values is None else list(map(self.values.__getitem__, rows.tolist()))
 
     @contextmanager
     def _each_of(self, rows: Ints) -> Iterator[Iterator[Any]]:
@@ -288,23 +293,18 @@ class SharedContents(RecordContents):
             places = self.table.column.divide(cells, np.cumsum(begin) - 1, places[heads])
         except TypeMismatchError as e:
             raise TypeMismatchError(f"operator {self._operator.context.vertex.uid!r}: {e}") from e
-        self._add_to_parts(seats, rows, begins, order, firsts[heads], lasts[heads], places)
+        self._add_to_parts(owners, rows[begins], order, firsts[heads], lasts[heads], places)
         self.table.mark(cells)
 
-    def _add_to_parts(
-        self, seats: Ints, rows: Ints, begins: Ints, order: Ints, firsts: Ints, lasts: Ints, places: Ints
-    ) -> None:
+    def _add_to_parts(self, seats: Ints, rows: Ints, order: Ints, firsts: Ints, lasts: Ints, places: Ints) -> None:
         """Adds records to places, in the order in which they came: from the number ``firsts`` to ``lasts`` to each."""
         # of, numbers: int64, one a record and place.
         counts = lasts - firsts + 1
         of = np.repeat(np.arange(len(counts)), counts)
         numbers = np.arange(len(of)) + np.repeat(firsts - np.cumsum(counts) + counts, counts)
         arrival = np.argsort(order[numbers].astype(np.min_scalar_type(len(order))), kind="stable")
-        pairs, of = begins[numbers[arrival]], of[arrival]
-        for part, held, at in self.table.column.changing(places, of):
-            some = pairs[part]
-            with self._each_of(rows[some]) as values:
-                self._state.add_to(held, seats[some].tolist(), at, values)
+        numbers, of = numbers[arrival], of[arrival]
+        self._add_to_places(seats[numbers], rows[numbers], self.table.column.changing(places, of))
 
 
 class ColumnContents(Contents):
