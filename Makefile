@@ -6,8 +6,8 @@ STAMP := .venv/.installed
 # Processes of the tests would compile all modules each time.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: install lock dist demo test test-system test-smoke newest oldest compatibility soak soak-continuous chaos lint format \
-  docs screenshots bench simulate world pyflink-suite flink-halves browser clean
+.PHONY: install lock dist demo test test-system test-smoke compiled-tests newest oldest compatibility soak soak-continuous \
+  chaos lint format docs screenshots bench simulate world pyflink-suite flink-halves browser clean
 
 install: $(STAMP)
 
@@ -58,19 +58,23 @@ PYTEST := -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder --max-w
 # Folders whose tests need the whole library, and systems around it: all that are not the folder of a floor.
 SYSTEM := $(addprefix tests/,assets benchmarks chaos docs e2e matrix pyflink simulation soak systems world)
 
-# The tests of each floor.
+# The tests of each floor, but for whole jobs, which are marked `system`.
 test: install
-	$(BIN)/python $(PYTEST) $(addprefix --ignore=,$(SYSTEM))
+	$(BIN)/python $(PYTEST) -m 'not system' $(addprefix --ignore=,$(SYSTEM))
 
 # Dagster's pages in a browser, a Spark cluster whose processes are killed, the documentation as it is typed, the demo,
 # benchmarks, a job that goes on, whole backfills, servers that are shared; whole jobs in a simulation, in a matrix, in a
-# world that changes, and as PyFlink runs them.
+# world that changes, and as PyFlink runs them; and what is marked `system` on the floors.
 test-system: install browser
-	$(BIN)/python $(PYTEST) $(SYSTEM)
+	$(BIN)/python $(PYTEST) -m system
 
 # The short form of it: the tests of each folder that are marked `smoke`.
 test-smoke: install browser
 	$(BIN)/python $(PYTEST) -m smoke $(SYSTEM)
+
+# Compiles the tests and what they import: the processes of the tests would do it side by side, each for itself.
+compiled-tests: install
+	@said=$$($(BIN)/python -m pytest -q --collect-only tests 2>&1) || { echo "$$said"; exit 1; }
 
 # The tests with the newest, and with the oldest, of all that pyproject.toml allows. MiniStack asks for one botocore, with
 # which boto3 would be new; it works with others. Older versions of Spark: `make compatibility`.
@@ -100,7 +104,7 @@ $(VERSIONS): compatibility-%: install
 	$(if $(JOBS),.ci/with-spark $* python -m pytest -q $(JOBS))
 
 # The property tests, the matrix of whole jobs and damaged savepoints of Flink, with $(SOAK) times the usual number of
-# examples; the other commands run three in twenty of the usual number. And all combinations of arguments (tests/pairs.py).
+# examples; the other commands run a tenth of the usual number. And all combinations of arguments (tests/pairs.py).
 SOAK ?= 20
 soak: install
 	SOAK=$(SOAK) $(BIN)/python -m pytest --timeout 0 -m hypothesis tests

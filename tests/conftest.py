@@ -56,6 +56,8 @@ LONGEST = (
 )
 """Files that take longest, which begin first: otherwise one process would run one of them when the others are done."""
 
+_LIBRARY = Path(__file__).parents[1] / "dagster_flinkpy"
+
 _OF_SPARK = re.compile(r"\b(spark_settings|one_server)\b|\bspark: (\"?SparkSession|Any)\b")
 """What files contain whose tests use the Spark server of the session; see `pytest_collection_modifyitems`."""
 
@@ -83,8 +85,35 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> Schedul
     return Files(config, log)
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Puts the files that take longest first. Tests of a file keep their order."""
+def _is_of_the_whole(item: pytest.Item, met: dict[str, set[Any]]) -> bool:
+    """Tells whether only `make test-system` runs a test: by its folder, or as a case that `short` leaves out.
+
+    Args:
+        item: The test.
+        met: What was met of each function: the ids of its cases, or the values of each argument with their places.
+    """
+    folder, *rest = item.path.relative_to(Path(__file__).parent).parts
+    if rest and not (_LIBRARY / folder).is_dir():
+        return True
+    short, call = item.get_closest_marker("short"), getattr(item, "callspec", None)
+    if short is None or call is None:
+        return False
+    known = met.setdefault(item.nodeid.partition("[")[0], set())
+    new = {call.id} & set(short.args) if short.args else set(enumerate(call._idlist)) - known
+    known |= new
+    return not new
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Marks the tests of the whole. Puts the files that take longest first; tests of a file keep their order."""
+    met = dict[str, set[Any]]()
+    for item in items:
+        if _is_of_the_whole(item, met):
+            item.add_marker("system")
+    if config.option.markexpr.endswith("not system"):
+        named = {item.nodeid.partition("[")[0]: set(mark.args) for item in items for mark in item.iter_markers("short")}
+        assert all(ids <= met[function] for function, ids in named.items()), "`short` names cases"
     files = {Path(__file__).parent / name: place for place, name in enumerate(LONGEST)}
     assert all(file.exists() for file in files), "LONGEST names files"
     items.sort(key=lambda item: files.get(item.path, len(files)))

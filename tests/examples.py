@@ -6,7 +6,7 @@ import os
 
 __all__ = ["examples"]
 
-_SHARE = float(os.environ.get("SOAK", "0.15"))
+_SHARE = float(os.environ.get("SOAK", "0.1"))
 _FEWEST = 4
 
 
@@ -14,6 +14,6 @@ def examples(count: int) -> int:
     """Returns how many examples a test runs.
 
     Args:
-        count: The usual number. The environment variable ``SOAK`` multiplies it; without it, three in twenty are run.
+        count: The usual number. The environment variable ``SOAK`` multiplies it; without it, one in ten is run.
     """
     return max(min(count, _FEWEST), round(count * _SHARE))

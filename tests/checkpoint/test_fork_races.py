@@ -76,6 +76,7 @@ class Original(Job):
         assert self.names("claims/") == set()
 
 
+@pytest.mark.short
 @pytest.mark.parametrize("what", ["go_on", "swept", "forked_again", "disposed"])
 @pytest.mark.parametrize("at", STEPS)
 def test_a_fork_that_is_reported_has_its_files(tmp_path: Path, at: int, what: str) -> None:

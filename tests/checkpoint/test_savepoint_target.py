@@ -33,6 +33,7 @@ def everything(root: StorageLocation) -> list[str]:
     return [info.key for info in root.open().list()]
 
 
+@pytest.mark.short
 @pytest.mark.parametrize("below", BELOW)
 @pytest.mark.parametrize("owner", ["flights", "others"])
 def test_no_savepoint_is_written_into_a_folder_of_a_job(root: StorageLocation, owner: str, below: str) -> None:

@@ -8,6 +8,8 @@ from contextlib import contextmanager
 from types import FrameType
 from typing import Any
 
+import pytest
+
 from benchmarks.counted_store import CountedStore
 from benchmarks.scale import ROUNDS, Master, Tasks, measure
 from dagster_flinkpy.checkpoint.metadata import METADATA_NAME, CheckpointMetadata
@@ -54,6 +56,7 @@ def test_work_grows_with_the_number_of_subtasks_and_no_faster() -> None:
         assert count[0] < 1_200 * 4_000
 
 
+@pytest.mark.system
 def test_the_requests_of_the_master_do_not_depend_on_the_number_of_subtasks() -> None:
     small, large = measure(20, 1), measure(80, 1)
     assert small["requests_of_master"] == large["requests_of_master"]

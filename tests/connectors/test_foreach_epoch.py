@@ -73,6 +73,7 @@ def location(request: pytest.FixtureRequest, tmp_path: Path) -> Any:
     return StorageLocation(str(tmp_path / "t")) if request.param == "local" else request.getfixturevalue("s3_location")
 
 
+@pytest.mark.short("local")
 def test_the_function_gets_the_rows_of_all_subtasks_with_an_id_that_stays(location: StorageLocation) -> None:
     calls = Calls()
     sink = ForeachEpoch(calls, location)

@@ -181,7 +181,6 @@ def typed(steps: list[list[str]], folder: Path, *more_paths: str) -> list[str]:
     return [json.loads(line) for line in printed.splitlines()]
 
 
-@pytest.mark.smoke
 def test_the_tutorial_runs_as_it_is_typed(tmp_path: Path) -> None:
     """Starts from an empty folder and follows the page. Each block runs in a new process that reads the file so far."""
     steps, run, shell = list[list[str]](), list[Snippet](), ""

@@ -128,6 +128,7 @@ def test_on_spark(tmp_path: Path, instance: DagsterInstance, resources: dict[str
     assert rows(table) == [("x", 1), ("x", 2), ("y", 1)]
 
 
+@pytest.mark.system
 @pytest.mark.spark
 @pytest.mark.usefixtures("one_server")
 def test_an_operator_is_recomputed_on_spark(

@@ -179,6 +179,7 @@ def test_it_is_refused_if_nothing_has_changed_or_if_that_is_unknown(tmp_path: Pa
     assert changed_operators(new, stored) == ["totals"]
 
 
+@pytest.mark.short
 @pytest.mark.parametrize("read", [0, 1, 2])
 @pytest.mark.parametrize("from_sources", [False, True])
 def test_a_roll_back_goes_one_version_back_also_while_a_recomputation_is_pending(

@@ -183,6 +183,7 @@ def test_rows_that_a_run_has_committed_and_not_recorded_are_an_update(
     assert "of_sums" in deployment.updated(), "by a checkpoint that has read nothing itself"
 
 
+@pytest.mark.short("rescale-config1")
 @pytest.mark.parametrize(("verb", "config"), [("savepoint", {}), ("rescale", {"parallelism": 2})])
 def test_so_are_they_if_a_savepoint_or_a_rescale_comes_between(
     deployment: Deployment, monkeypatch: pytest.MonkeyPatch, verb: str, config: dict[str, Any]

@@ -108,6 +108,7 @@ def test_a_failing_function_leaves_the_table_and_the_next_run_resumes(deployment
     assert deployment.rows() == expected(WORDS)
 
 
+@pytest.mark.system
 @pytest.mark.usefixtures("in_process")
 def test_a_restore_that_is_tried_again_is_done_once(deployment: Deployment) -> None:
     """The run had made its checkpoint, and died before it could say so. Another run has continued meanwhile."""
@@ -120,6 +121,7 @@ def test_a_restore_that_is_tried_again_is_done_once(deployment: Deployment) -> N
     assert deployment.rows() == expected(WORDS)
 
 
+@pytest.mark.system
 @pytest.mark.usefixtures("in_process")
 @pytest.mark.parametrize("offline", [False, True])
 def test_a_restore_is_done_once_whatever_has_been_restored_since(deployment: Deployment, offline: bool) -> None:

@@ -36,6 +36,7 @@ pytestmark = pytest.mark.usefixtures("in_process")
 SAME, DIFFERENT, UNKNOWN = UpgradeVerdict.SAME, UpgradeVerdict.DIFFERENT, UpgradeVerdict.UNKNOWN
 
 
+@pytest.mark.short
 @pytest.mark.parametrize("edges", [1, 2])
 @pytest.mark.parametrize(("times", "verdict"), [(1, SAME), (7, DIFFERENT)])
 def test_rows_of_all_epochs_that_are_redone_are_compared(
@@ -109,6 +110,7 @@ def test_what_a_switch_would_refuse_is_refused(tmp_path: Path) -> None:
         prove(program(tmp_path), job, recompute_changed=True)
 
 
+@pytest.mark.system
 def test_an_upgrade_by_rule_recomputes_if_no_row_differs(tmp_path: Path) -> None:
     programs = tmp_path / "programs_to_recompute.py"
     programs.write_text(

@@ -78,6 +78,7 @@ from tests.runtime.programs import FolderSink, environment, events
 pytestmark = pytest.mark.usefixtures("in_process")
 
 
+@pytest.mark.short
 @pytest.mark.parametrize("edges", [1, 2])
 @pytest.mark.parametrize("unaligned", [False, True])
 def test_a_changed_operator_reads_retained_segments_again_while_the_others_keep_their_state(
@@ -95,6 +96,7 @@ def test_a_changed_operator_reads_retained_segments_again_while_the_others_keep_
     assert min(map(checkpoint_of, files(tmp_path))) > number, "the rows of the old version are gone"
 
 
+@pytest.mark.system
 @given(
     before=st.integers(1, 5),
     change=st.sampled_from([Totals(3), Texts(2), Backwards()]),

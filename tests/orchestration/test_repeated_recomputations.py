@@ -143,6 +143,7 @@ def test_rows_between_those_that_wait_to_be_replaced_and_those_that_come_stay(tm
         recomputation_of(last, graph, ["totals"], "chk-3")
 
 
+@pytest.mark.system
 @pytest.mark.parametrize("kind", ["files", "delta", "iceberg"])
 def test_rows_on_s3_are_replaced_and_a_switch_is_taken_back_there(
     tmp_path: Path, s3_location: StorageLocation, kind: str

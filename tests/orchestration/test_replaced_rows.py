@@ -142,6 +142,7 @@ def test_a_sink_that_was_left_out_meanwhile_is_put_back_before_its_rows_are_repl
     assert table(tmp_path) == expected(7)
 
 
+@pytest.mark.short("files", "delta")
 @pytest.mark.parametrize("kind", ["files", "delta", "iceberg"])
 def test_a_checkpoint_from_before_rows_were_replaced_is_not_restored_after_that(tmp_path: Path, kind: str) -> None:
     of = partial(program, tmp_path, sink=sink_of(kind, tmp_path))
@@ -214,6 +215,7 @@ class Silent(Totals):
         return []
 
 
+@pytest.mark.short("files", "delta")
 @pytest.mark.parametrize("kind", ["files", "delta", "iceberg", "branch"])
 def test_rows_are_removed_also_if_none_come_anew(tmp_path: Path, kind: str) -> None:
     of, job = partial(program, tmp_path, sink=sink_of(kind, tmp_path)), job_of(tmp_path)
@@ -226,6 +228,7 @@ def test_rows_are_removed_also_if_none_come_anew(tmp_path: Path, kind: str) -> N
     assert table(tmp_path, kind=kind) == expected(7)
 
 
+@pytest.mark.short
 @pytest.mark.parametrize("kind", ["files", "delta", "iceberg"])
 @pytest.mark.parametrize("change", [Totals(7), Silent()])
 def test_a_table_that_others_compact_amid_the_epoch_is_refused_until_it_is_put_back(
@@ -295,6 +298,7 @@ def test_rows_in_postgresql_are_replaced_also_those_of_the_original_of_a_fork(tm
         connection.execute(f"DROP SCHEMA {schema} CASCADE")
 
 
+@pytest.mark.short("1")
 @pytest.mark.parametrize("ran", [0, 1])
 def test_a_fork_replaces_in_its_branch_what_the_original_had_written_before_and_nothing_in_main(
     tmp_path: Path, ran: int
@@ -315,6 +319,7 @@ def test_a_fork_replaces_in_its_branch_what_the_original_had_written_before_and_
     assert place.exists()
 
 
+@pytest.mark.short("files", "delta")
 @pytest.mark.parametrize("kind", ["files", "delta", "iceberg"])
 def test_a_fork_that_takes_over_the_table_of_the_original_replaces_its_rows_too(tmp_path: Path, kind: str) -> None:
     of, job = partial(program, tmp_path, sink=sink_of(kind, tmp_path)), job_of(tmp_path)
@@ -345,6 +350,7 @@ def test_a_table_of_the_original_that_others_have_compacted_is_refused(tmp_path:
         switch_program(of(Totals(7)), fork, spark=SPARK, recompute=["totals"])
 
 
+@pytest.mark.short("False")
 @pytest.mark.parametrize("too_new", [False, True])
 def test_a_branch_with_rows_of_the_original_from_after_the_fork_is_refused(tmp_path: Path, too_new: bool) -> None:
     main = program(tmp_path, sink=sink_of("iceberg", tmp_path))

@@ -272,6 +272,7 @@ def test_windows_fire_in_one_version_only(
     assert counted() == [(0, 3), (100, 2)]
 
 
+@pytest.mark.short("6-3")
 @pytest.mark.parametrize(("before", "since"), [(6, 3), (3, 6)])
 def test_records_in_flight_are_neither_lost_nor_written_twice(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, before: int, since: int

@@ -105,6 +105,7 @@ def test_each_run_reads_the_dataframe(tmp_path: Path, instance: DagsterInstance,
     assert sorted(pq.read_table(table).column("n").to_pylist()) == [1, 2, 4]
 
 
+@pytest.mark.system
 @pytest.mark.spark
 @pytest.mark.usefixtures("one_server")
 def test_a_partition_reads_its_part_of_the_dataframe(

@@ -119,6 +119,7 @@ def test_archives_are_in_the_working_directory(kind: str, tmp_path: Path) -> Non
         assert Path("data/in/table.csv").read_text() == "1,2"
 
 
+@pytest.mark.system
 def test_requirements_are_installed_from_a_folder(tmp_path: Path) -> None:
     wheel(tmp_path / "wheels", "dep_wheel", "a wheel")
     requirements = tmp_path / "requirements.txt"

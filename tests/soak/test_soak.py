@@ -22,6 +22,7 @@ def _found(samples: list[Sample], *, jvm_memory: bool = True) -> list[str]:
     return growth(samples, jvm_memory=jvm_memory)
 
 
+@pytest.mark.smoke
 def test_growth_is_noticed() -> None:
     assert _found([_sample(300 + n % 7) for n in range(90)]) == []
     assert _found([_sample(300 + min(n, 30) * 10) for n in range(90)]) == []  # it warms up
@@ -35,7 +36,6 @@ def test_growth_is_noticed() -> None:
     assert [text.split(":")[0] for text in _found(leak, jvm_memory=False)] == ["driver memory_mb", "workers memory_mb"]
 
 
-@pytest.mark.smoke
 @pytest.mark.spark
 def test_nothing_grows_with_the_epochs(tmp_path: Path, runtime_dir: Path) -> None:
     try:

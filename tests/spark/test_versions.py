@@ -56,6 +56,7 @@ def test_the_hash_is_that_of_spark(spark: Any) -> None:
     assert [row[0] for row in frame.collect()] == list(map(_spark_hash, numbers))
 
 
+@pytest.mark.short("1", "3")
 @pytest.mark.parametrize("width", [1, 2, 3, 7, 64])
 def test_each_row_goes_to_the_task_of_its_target(spark: Any, width: int) -> None:
     rows = spark.range(0, 200, 1, 2).selectExpr("cast(id as int) target")

@@ -340,6 +340,7 @@ def _open_often(directory: str, store_directory: str, handles: list[RunHandle]) 
                 assert len(cache.open(handle, store)) == handle.rows
 
 
+@pytest.mark.system
 def test_processes_share_a_cache_that_is_too_small_for_them(store: LocalObjectStore, cache: RunCache) -> None:
     handles = [write(store, rows)[0] for rows in (1000, 1001, 1002)]
     context = multiprocessing.get_context("spawn")

@@ -223,6 +223,7 @@ def _run(
     return plain(read(state))
 
 
+@pytest.mark.short
 @pytest.mark.parametrize("form", FORMS)
 def test_changes_in_place_change_no_state_wherever_barriers_and_restarts_are(
     make: Callable[..., Any], request: pytest.FixtureRequest, form: str

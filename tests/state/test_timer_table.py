@@ -103,6 +103,7 @@ def test_timers_behave_like_a_set(epochs: Any, at_once: int, overlay_rows: int, 
     shutil.rmtree(directory)
 
 
+@pytest.mark.short("False")
 @pytest.mark.parametrize("packed", [False, True])
 def test_what_is_looked_at_follows_the_due_timers(
     make_backend: MakeBackend, monkeypatch: pytest.MonkeyPatch, packed: bool

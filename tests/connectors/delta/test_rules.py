@@ -224,6 +224,7 @@ def outcome(running: Any, request: CommitRequest, act: Act, mode: str, put_back:
 EXPECTED = {"append": [1, 2], "merge": [1, 2], "replace": [2]}
 
 
+@pytest.mark.short
 @pytest.mark.parametrize("mode", EXPECTED)
 @pytest.mark.parametrize("name", ACTS)
 def test_others_change_the_table_after_rows_were_staged(tmp_path: Path, name: str, mode: str) -> None:

@@ -118,6 +118,7 @@ def test_a_commit_of_somebody_else_in_between_is_looked_at(tmp_path: Path, monke
     assert rows(sink) == [1, 20]
 
 
+@pytest.mark.system
 def test_writers_beside_the_sink_on_s3_lose_nothing(s3_location: StorageLocation) -> None:
     """They write the same versions of the log, so all but one has to look again."""
     sink = DeltaSink(s3_location)

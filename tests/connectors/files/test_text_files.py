@@ -134,6 +134,7 @@ def test_types_of_json_members(tmp_path: Path) -> None:
     assert rows[1]["sum"] == Decimal("2.50")
 
 
+@pytest.mark.short
 @pytest.mark.usefixtures("small")
 @pytest.mark.parametrize("parallelism", [1, 3])
 @pytest.mark.parametrize("format", [CSV, JSON, QUOTED, StreamFormat.text_line_format(), StreamFormat("UTF-16")])

@@ -166,6 +166,7 @@ LOSSES: dict[str, tuple[Callable[[Table], None], str]] = {
 }
 
 
+@pytest.mark.short
 @pytest.mark.parametrize("amid", [False, True], ids=["before a commit", "amid a commit"])
 @pytest.mark.parametrize("mode", OPTIONS)
 @pytest.mark.parametrize("what", LOSSES)
@@ -352,6 +353,7 @@ def test_a_branch_that_is_rolled_back_between_two_runs(tmp_path: Path) -> None:
     assert rows_in(sink, BRANCH, "value") == [0, 1, 2, 6, 7, 8]
 
 
+@pytest.mark.short
 @pytest.mark.parametrize("branch", [BRANCH, "main"])
 @pytest.mark.parametrize("between", ["switch", "stop", "chk-2"])
 def test_what_is_gone_after_a_checkpoint_without_rows_is_noticed(tmp_path: Path, branch: str, between: str) -> None:

@@ -77,6 +77,7 @@ def outcome(running: Any, request: CommitRequest, act: Act, mode: str, put_back:
     assert put(running, request) == 0
 
 
+@pytest.mark.short
 @pytest.mark.parametrize("mode", OPTIONS)
 @pytest.mark.parametrize("name", ACTS)
 def test_others_change_the_table_after_rows_were_staged(tmp_path: Path, name: str, mode: str) -> None:

@@ -418,6 +418,7 @@ def test_every_record_is_in_the_topic_once_wherever_the_job_dies(
     assert (cluster.open, staged(folder / "staging")) == ({}, 0)
 
 
+@pytest.mark.system
 def test_a_run_that_is_killed_before_its_commit_writes_once(kafka: str, tmp_path: Path) -> None:
     topic = Topic(kafka)
     killed = _kill_run(topic, tmp_path, "KafkaCommitter.commit")

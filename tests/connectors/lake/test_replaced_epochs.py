@@ -135,6 +135,7 @@ def put(committer: LakeCommitter[Any], requests: list[CommitRequest], replaced: 
 SWAP = {"delta": (DeltaCommitter, "_swap"), "iceberg": (IcebergCommitter, "_add"), "branch": (IcebergCommitter, "_add")}
 
 
+@pytest.mark.short
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("by", [(), ("s",)])
 def test_old_and_new_rows_change_places_in_one_version(tmp_path: Path, kind: str, by: tuple[str, ...]) -> None:

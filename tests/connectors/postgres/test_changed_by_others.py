@@ -324,6 +324,7 @@ def goes_back(conninfo: str) -> Iterator[None]:
         waiting.until(lambda: not connection.execute(in_recovery).fetchall()[0][0], "the server takes writes")
 
 
+@pytest.mark.system
 def test_a_server_that_was_restored_from_a_backup(tmp_path: Path) -> None:
     """Its log goes on from the backup on another timeline: positions from before go on, others name other changes."""
     with servers.postgres() as conninfo:
@@ -347,6 +348,7 @@ def test_a_server_that_was_restored_from_a_backup(tmp_path: Path) -> None:
         assert sorted(start_anew(database, str(caught.value))[0]) == ["+I 1 None", "+I 3 c"]
 
 
+@pytest.mark.short("False")
 @pytest.mark.parametrize("may_ask", [True, False])
 def test_rows_that_a_server_lost_before_it_went_on_are_missed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, may_ask: bool

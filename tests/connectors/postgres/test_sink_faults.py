@@ -52,6 +52,7 @@ def _steps() -> list[Any]:
     ]
 
 
+@pytest.mark.short
 @pytest.mark.parametrize("when", ["before", "after"])
 @pytest.mark.parametrize("step", _steps(), ids=lambda step: step[1].strip("_"))
 @pytest.mark.parametrize("options", [{}, {"key": ["n"]}, {"partition_column": "day"}], ids=str)

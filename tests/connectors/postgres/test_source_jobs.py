@@ -113,6 +113,7 @@ CHANGES = [
 ]
 
 
+@pytest.mark.system
 @settings(max_examples=examples(5), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     step=st.sampled_from(STEPS),

@@ -115,6 +115,7 @@ def frozen(owner: Any, name: str, meanwhile: Callable[[], None]) -> Iterator[Non
         yield
 
 
+@pytest.mark.short
 @pytest.mark.parametrize("step", ["commit_requests", "drop", "_discard"])
 def test_a_zombie_that_goes_on_committing_changes_nothing(target: Target, step: str) -> None:
     target.put({"x": [0], "y": [0]})
@@ -250,6 +251,7 @@ def test_processes_that_die_anywhere(
     assert (target.staged(), target.output().ledger.read().transactions) == (0, ())
 
 
+@pytest.mark.short("s3", "delta", "postgres")
 def test_partitions_at_the_same_time(target: Target) -> None:
     names = [f"p{i}" for i in range(5)]
 

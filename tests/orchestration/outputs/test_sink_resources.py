@@ -274,6 +274,7 @@ def test_data_frames_of_each_kind(tmp_path: Path, postgres: str) -> None:
     assert read_back(deployment) == expected
 
 
+@pytest.mark.system
 @pytest.mark.spark
 def test_the_tasks_of_spark_stage_the_rows_of_a_dataframe(tmp_path: Path, postgres: str, spark: "SparkSession") -> None:
     frame = spark.range(6).selectExpr("id AS n", "CAST(id AS STRING) AS s").repartition(3)

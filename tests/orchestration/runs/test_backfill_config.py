@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
 import yaml
 from dagster import DagsterInstance
 from dagster_graphql.test.utils import define_out_of_process_context, execute_dagster_graphql
@@ -11,6 +12,7 @@ from dagster_graphql.test.utils import define_out_of_process_context, execute_da
 from dagster_flinkpy.orchestration.run_config import FlinkRunConfig
 
 
+@pytest.mark.system
 def test_the_editor_for_the_config_of_a_backfill_opens_with_the_defaults(tmp_path: Path) -> None:
     file = tmp_path / "definitions.py"
     file.write_text(

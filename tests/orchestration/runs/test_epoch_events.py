@@ -303,6 +303,7 @@ def test_a_run_that_is_asked_to_cancel_is_canceled(words: Words, asks: Callable[
     assert error is not None and error.metadata["error"].value == "JobCancelledError"
 
 
+@pytest.mark.system
 def test_a_run_that_is_rescaled_continues(words: Words, asks: Callable[[Order], None]) -> None:
     asks(Order(RequestKind.RESCALE, parallelism=3))
     assert words.run(LONG[:24], epochs=0, materialize_interval=0).success

@@ -37,11 +37,13 @@ def size(entries: list[EventLogEntry]) -> int:
     return sum(len(serialize_value(each)) for each in entries)
 
 
+@pytest.mark.system
 def test_a_checkpoint_between_two_materializations_adds_few_bytes(events: Any) -> None:
     one, many = events(1, 1e9), events(31, 1e9)
     assert size(many) - size(one) < 30 * 1_000, "10,000 checkpoints add less than 10 MB"
 
 
+@pytest.mark.system
 def test_a_materialization_has_the_tables_of_the_whole_job_once(events: Any) -> None:
     log = [each for each in events(12, 0) if each.dagster_event_type == MATERIALIZED]
     keys = [each.get_dagster_event().asset_key for each in log]

@@ -92,6 +92,7 @@ def test_the_run_of_each_partitions_newest_materialization_is_kept(instance: Dag
     assert {run.run_id for run in instance.get_runs()} == {again, *kept}
 
 
+@pytest.mark.short("True")
 @pytest.mark.parametrize("dry_run", [False, True])
 def test_a_sweep_deletes_what_dagster_has_of_a_run(
     dry_run: bool, instance: DagsterInstance, checkpoint: Any, resources: dict[str, Any], monkeypatch: Any
@@ -121,6 +122,7 @@ def older(newest: int, *args: Any, keep: int, **named: Any) -> list[str]:
     return old_runs(*args, keep=newest, **named)
 
 
+@pytest.mark.system
 def test_a_job_that_is_swept_goes_on(
     instance: DagsterInstance, checkpoint: Any, resources: dict[str, Any], monkeypatch: Any
 ) -> None:

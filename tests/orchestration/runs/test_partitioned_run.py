@@ -253,6 +253,7 @@ def test_a_backfill_in_a_single_run_goes_on_from_the_partition_before(deployment
     assert deployment.materialized() == dict(zip(KEYS, range(1, 8), strict=True))
 
 
+@pytest.mark.short("selected0")
 @pytest.mark.parametrize("selected", [[], ["count"]])
 def test_a_backfill_of_the_past_replaces_it_and_makes_the_rest_stale(
     deployment: Deployment, selected: list[str]
@@ -285,6 +286,7 @@ def outdated_by_check(deployment: Deployment) -> list[str] | None:
     return named
 
 
+@pytest.mark.short("selected0")
 @pytest.mark.parametrize("selected", [[], ["letters", "table"]])
 def test_the_page_shows_which_partitions_to_run_again(deployment: Deployment, selected: list[str]) -> None:
     assert outdated_by_check(deployment) is None

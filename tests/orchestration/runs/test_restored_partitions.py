@@ -84,6 +84,7 @@ def test_a_restored_end_state_is_where_the_next_partition_starts(job: Job) -> No
     assert job.table() == straight_run(KEYS[:4])
 
 
+@pytest.mark.short("run")
 @pytest.mark.parametrize("verb", ["run", "rescale"])
 def test_a_partition_starts_from_what_is_there_once_its_run_leads(
     job: Job, monkeypatch: pytest.MonkeyPatch, verb: str
@@ -164,6 +165,7 @@ def test_a_job_that_was_stopped_without_its_program_keeps_its_end_state(job: Job
     assert job.table() == straight_run(KEYS[:4])
 
 
+@pytest.mark.short("False")
 @pytest.mark.parametrize("rescaled", [False, True])
 def test_a_fork_of_a_savepoint_starts_with_the_next_partition(job: Job, tmp_path: Path, rescaled: bool) -> None:
     job.run(KEYS[0], KEYS[1])
@@ -188,6 +190,7 @@ def test_a_fork_begins_with_the_end_state_of_a_partition(job: Job) -> None:
         fork_job(job.location, "fork", at=savepoint.url)
 
 
+@pytest.mark.short("False")
 @pytest.mark.parametrize("offline", [False, True])
 def test_a_job_with_partitions_moves_to_another_store(job: Job, tmp_path: Path, offline: bool) -> None:
     job.run(KEYS[0], KEYS[1])
@@ -202,6 +205,7 @@ def test_a_job_with_partitions_moves_to_another_store(job: Job, tmp_path: Path, 
     assert job.table() == straight_run(KEYS[:4])
 
 
+@pytest.mark.short("False")
 @pytest.mark.parametrize("empty", [False, True])
 def test_partitions_are_replaced_when_the_folder_of_checkpoints_is_new(job: Job, empty: bool) -> None:
     """Their ids would begin again, and no row of a checkpoint of a greater id is replaced."""

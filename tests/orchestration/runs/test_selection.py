@@ -123,6 +123,7 @@ def said(instance: DagsterInstance, result: ExecuteInProcessResult) -> list[str]
     return [entry.user_message for entry in entries if "runs the whole job" in (entry.user_message or "")]
 
 
+@pytest.mark.short("words")
 @pytest.mark.parametrize("selected", SELECTIONS, ids="-".join)
 def test_a_selection_materializes_the_region_as_a_run_of_all_does(
     words: Words, tmp_path: Path, selected: list[str]
@@ -138,6 +139,7 @@ def test_a_selection_materializes_the_region_as_a_run_of_all_does(
     assert words.stale() == []
 
 
+@pytest.mark.short("words")
 @pytest.mark.parametrize("selected", SELECTIONS, ids="-".join)
 def test_what_is_stale_is_told_after_a_run_of_any_selection(words: Words, selected: list[str]) -> None:
     words.run(*selected)
@@ -157,6 +159,7 @@ def test_the_log_says_that_a_selection_runs_its_region(words: Words) -> None:
     assert said(words.instance, words.run(*UIDS)) == []
 
 
+@pytest.mark.system
 def test_nothing_is_materialized_where_the_input_has_ended(words: Words) -> None:
     assert words.run("count", epochs=0).success
     ended = words.run("count")

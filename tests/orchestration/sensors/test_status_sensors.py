@@ -146,6 +146,7 @@ def test_what_later_runs_have_overtaken_changes_nothing(
     assert location.is_on
 
 
+@pytest.mark.short
 @pytest.mark.parametrize("verb", ["savepoint", "stop", "restore", "rescale", "reset", "switch", "rollback"])
 @pytest.mark.parametrize("status", [FAILURE, CANCELED])
 def test_what_else_fails_on_the_job_leaves_the_trigger_on(

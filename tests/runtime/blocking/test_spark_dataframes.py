@@ -408,6 +408,7 @@ def test_a_partition_is_written_in_pieces(tmp_path: Path, monkeypatch: pytest.Mo
     assert pa.Table.from_batches(read).column("value").to_pylist() == list(range(2000))
 
 
+@pytest.mark.system
 def test_on_spark_and_s3_after_a_failure(
     s3_location: StorageLocation, spark_settings: SparkSettings, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -95,6 +95,7 @@ def test_a_checkpoint_completes_although_nobody_has_read_the_edge(tmp_path: Path
     assert verify_checkpoint(metadata, StorageLocation(str(tmp_path / "job")).open()).problems == ()
 
 
+@pytest.mark.short
 @pytest.mark.parametrize("parallelism", [1, 2, 3])
 @pytest.mark.parametrize("epochs", [1, 2])
 def test_a_restore_reads_it_at_any_parallelism(tmp_path: Path, parallelism: int, epochs: int) -> None:

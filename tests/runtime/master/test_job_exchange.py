@@ -74,6 +74,7 @@ def test_auto_runs_spark_jobs_if_there_are_too_few_slots(
     assert said == f"job 'job': each epoch is a Spark job (execution.exchange: spark), because {why}"
 
 
+@pytest.mark.short("told by others")
 @since("4.0", "server that runs share")
 @pytest.mark.spark
 @pytest.mark.parametrize("told", [True, False], ids=["told by others", "on a server elsewhere"])

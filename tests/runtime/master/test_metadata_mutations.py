@@ -148,6 +148,7 @@ def expected(template: Path, tmp_path_factory: pytest.TempPathFactory) -> list[t
     return finish(folder)
 
 
+@pytest.mark.system
 @settings(max_examples=examples(200))
 @given(data=st.data())
 def test_any_piece(

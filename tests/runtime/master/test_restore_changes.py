@@ -156,6 +156,7 @@ def windowed(assigner: Any) -> JobGraph:
     return collect_graph(stream.key_by("key").window(assigner).sum("value").uid("sums"))
 
 
+@pytest.mark.short
 @pytest.mark.parametrize("before", WINDOWS)
 @pytest.mark.parametrize("now", WINDOWS)
 def test_windows_of_another_kind_than_those_that_are_open_are_refused(tmp_path: Path, before: str, now: str) -> None:

@@ -15,6 +15,7 @@ from tests.runtime.kill_run import RECORDS, committed, config_of, program
 from tests.storage.keys import only_keys, write_keys
 
 
+@pytest.mark.system
 @pytest.mark.spark
 def test_a_job_goes_on_when_its_keys_expire(
     s3_location: StorageLocation, runtime_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -116,6 +116,7 @@ def check(folder: Path, epoch: Any, parallelism: int = 2) -> list[int]:
     return heard
 
 
+@pytest.mark.short
 @pytest.mark.parametrize("raises_at", [None, 5, 31], ids=str)
 @pytest.mark.parametrize("how", [{}, {"limit": 3}, {"periodic": True}], ids=str)
 def test_a_checkpoint_has_each_event_once(tmp_path: Path, how: dict[str, Any], raises_at: int | None) -> None:

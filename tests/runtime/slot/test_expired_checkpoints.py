@@ -64,6 +64,7 @@ def upload_waits(monkeypatch: pytest.MonkeyPatch, checkpoint_id: int, wait: Call
     uploads_fail(monkeypatch, fails)
 
 
+@pytest.mark.short
 @pytest.mark.parametrize("slow", [1, 3, 5])
 @pytest.mark.parametrize("regions", [False, True])
 def test_the_next_checkpoint_takes_over_what_tasks_acknowledge_too_late(

@@ -132,6 +132,7 @@ def test_all_of_the_first_input_may_come_first(tmp_path: Path, far: bool) -> Non
     assert values(program(FirstThenSecond(), far=far), tmp_path, {}) == IN_ORDER
 
 
+@pytest.mark.short
 @pytest.mark.parametrize("mode", MODES[:3], ids=str)
 @pytest.mark.parametrize("raises_at", [3, 17, 111])
 def test_what_was_not_selected_is_there_after_a_failure(tmp_path: Path, mode: dict[str, Any], raises_at: int) -> None:

@@ -166,6 +166,7 @@ def test_auto_goes_on_without_slots_that_do_not_reach_each_other(
     assert "cannot be reached" in said
 
 
+@pytest.mark.short
 @pytest.mark.parametrize("to", ["driver", "slots"])
 @pytest.mark.parametrize("trouble", TROUBLES)
 def test_a_network_that_fails_and_comes_back(trouble: str, to: str, tmp_path: Path, relays: Relays) -> None:

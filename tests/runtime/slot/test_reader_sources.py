@@ -179,6 +179,7 @@ def test_a_slow_reader_does_not_hold_back_the_splits_of_another(tmp_path: Path, 
     assert rows(tmp_path) == list(range(50))
 
 
+@pytest.mark.short
 @pytest.mark.parametrize("parallelism", [1, 3])
 def test_a_run_at_another_parallelism_reads_on(tmp_path: Path, spark: SparkSettings | None, parallelism: int) -> None:
     release = hold(tmp_path, 5, 15)
@@ -218,6 +219,7 @@ def test_draining_ends_the_source_where_it_is(tmp_path: Path) -> None:
 SPARK = ExchangeMode.SPARK
 
 
+@pytest.mark.short
 @pytest.mark.parametrize("exchange", [SPARK, ExchangeMode.PIPELINED])
 def test_an_epoch_that_is_not_open_reads_what_is_there(
     tmp_path: Path, spark: SparkSettings | None, exchange: ExchangeMode

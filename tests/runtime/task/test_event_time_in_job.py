@@ -126,6 +126,7 @@ def test_nothing_is_late_in_whatever_order_the_channels_are_read(
     assert run(graph, folder / "job", live=live, order=order, **config) == straight(*starts)
 
 
+@pytest.mark.short
 @pytest.mark.parametrize("live", [False, True])
 @pytest.mark.parametrize("parallelism", [2, 3, 5])
 def test_what_is_late_does_not_depend_on_who_reads_it(tmp_path: Path, parallelism: int, live: bool) -> None:
