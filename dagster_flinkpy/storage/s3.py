@@ -48,7 +48,7 @@ if TYPE_CHECKING:
         PutObjectRequestTypeDef,
     )
 
-__all__ = ["S3ObjectStore", "s3_client"]
+__all__ = ["S3ObjectStore", "found_keys", "s3_client"]
 
 _ATTEMPTS = 5
 """Number of tries for what boto3 does not retry: truncated bodies, and 409 (concurrent conditional requests)."""
@@ -72,7 +72,26 @@ def s3_client(
     addressing_style: str | None = None,
 ) -> S3Client:
     """Returns this process's client for a server. A fork gets its own. See ``StorageLocation`` for the arguments."""
-    return _client_of_process(endpoint_url, region, access_key_id, secret_access_key, addressing_style, os.getpid())
+    return _client_of_process(endpoint_url, region, access_key_id, secret_access_key, addressing_style, os.getpid())[0]
+
+
+def found_keys(endpoint_url: str | None, region: str | None, addressing_style: str | None) -> dict[str, str]:
+    """Returns the keys that boto3 has found for a client, named as in the environment, if there are any."""
+    from botocore.exceptions import BotoCoreError
+
+    credentials = _client_of_process(endpoint_url, region, None, None, addressing_style, os.getpid())[1]
+    if credentials is None:
+        return {}
+    try:
+        keys = credentials.get_frozen_credentials()
+    except BotoCoreError as error:
+        raise StorageError(f"there are no credentials for S3: {error}") from error
+    found = {
+        "AWS_ACCESS_KEY_ID": keys.access_key,
+        "AWS_SECRET_ACCESS_KEY": keys.secret_key,
+        "AWS_SESSION_TOKEN": keys.token,
+    }
+    return {name: value for name, value in found.items() if value is not None}
 
 
 @lru_cache(maxsize=32)
@@ -83,7 +102,7 @@ def _client_of_process(
     secret_access_key: str | None,
     addressing_style: str | None,
     _pid: int,
-) -> S3Client:
+) -> tuple[S3Client, FoundCredentials | None]:
     import boto3
     from botocore.config import Config
     from botocore.exceptions import BotoCoreError
@@ -115,7 +134,7 @@ def _client_of_process(
         ) from error
     if credentials is not None:
         renew_when_expired(client, credentials)
-    return client
+    return client, credentials
 
 
 class S3ObjectStore(ObjectStore):

@@ -12,7 +12,7 @@ import pytest
 
 from dagster_flinkpy.errors import ConfigurationError, StorageError
 from dagster_flinkpy.storage import StorageLocation
-from dagster_flinkpy.storage.s3 import s3_client
+from dagster_flinkpy.storage.s3 import found_keys, s3_client
 from tests import servers
 from tests.certificates import private_authority
 from tests.storage.keys import only_keys, write_keys
@@ -67,6 +67,8 @@ def test_an_upload_goes_on_with_other_keys_than_it_has_begun_with(keys: Path, s3
         expired.add("third")
         store.complete_upload("k", upload, parts)
         assert len(store.get("k")[0]) == 2 * PART
+        others = {"AWS_ACCESS_KEY_ID": "fourth", "AWS_SECRET_ACCESS_KEY": "s", "AWS_SESSION_TOKEN": "t-fourth"}
+        assert found_keys(endpoint, "us-east-1", None) == others, "for clients that are not boto3's"
 
 
 def test_expired_keys_that_nobody_renews_are_an_error_until_somebody_does(

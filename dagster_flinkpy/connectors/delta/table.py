@@ -19,6 +19,7 @@ from dagster_flinkpy.connectors.lake.committer import LOOKS, LakeTarget
 from dagster_flinkpy.datastream.connectors.base import CommitterInitContext
 from dagster_flinkpy.errors import CommittableLostError, ConfigurationError, StorageError
 from dagster_flinkpy.storage import StorageLocation
+from dagster_flinkpy.storage.s3 import found_keys
 
 __all__ = ["DIGEST", "DeltaTarget", "row_count", "storage_options", "table_url"]
 
@@ -34,7 +35,7 @@ class DeltaTarget(LakeTarget[DeltaTable]):
 
     def __init__(self, sink: DeltaSink, context: CommitterInitContext, change: Change) -> None:
         self._sink, self._context, self._change, self._what = sink, context, change, sink.what
-        self._store, self._options = sink.location.open(), storage_options(sink.location)
+        self._store = sink.location.open()
         self.app_id = f"flinkpy.{len(context.job_id)}.{context.job_id}.{context.uid}"
         self.files_id = f"flinkpy-files.{len(context.job_id)}.{context.job_id}.{context.uid}"
         """How the ``txn`` is named that has the number of files that the sink has added and not removed."""
@@ -57,7 +58,7 @@ class DeltaTarget(LakeTarget[DeltaTable]):
 
     def try_open(self) -> DeltaTable | None:
         try:
-            return DeltaTable(table_url(self._sink.location), storage_options=self._options)
+            return DeltaTable(table_url(self._sink.location), storage_options=storage_options(self._sink.location))
         except TableNotFoundError:
             return None
         except DeltaError:
@@ -74,7 +75,7 @@ class DeltaTarget(LakeTarget[DeltaTable]):
                     schema,
                     mode="ignore",
                     partition_by=self._sink.partition_by or None,
-                    storage_options=self._options,
+                    storage_options=storage_options(self._sink.location),
                 )
         raise StorageError(f"{self._what} changes faster than it can be opened")
 
@@ -208,9 +209,12 @@ def table_url(location: StorageLocation) -> str:
 
 
 def storage_options(location: StorageLocation) -> dict[str, str]:
-    """Returns the settings of a location as delta-rs names them. What is missing it finds in the environment."""
+    """Returns the settings of a location as delta-rs names them, with the keys of this moment, which may expire."""
     if not location.url.startswith("s3://"):
         return {}
+    found = {}
+    if location.access_key_id is None:  # delta-rs does not look in files of keys
+        found = found_keys(location.endpoint_url, location.region, location.addressing_style)
     given = {
         "AWS_ENDPOINT_URL": location.endpoint_url,
         "AWS_REGION": location.region,
@@ -222,4 +226,4 @@ def storage_options(location: StorageLocation) -> dict[str, str]:
         "AWS_ALLOW_HTTP": "true" if urlsplit(location.endpoint_url or "").scheme == "http" else None,
         "aws_conditional_put": "etag",
     }
-    return {name: value for name, value in given.items() if value is not None}
+    return found | {name: value for name, value in given.items() if value is not None}

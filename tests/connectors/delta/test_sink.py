@@ -42,6 +42,7 @@ from tests.connectors.postgres.test_jobs import dying
 from tests.examples import examples
 from tests.runtime.harness import Crash, HarnessAttempt
 from tests.runtime.programs import EVENT, environment, events
+from tests.storage.keys import only_keys
 
 ROW = Types.ROW_NAMED(["n", "s"], [Types.LONG(), Types.STRING()])
 CONTEXT = WriterInitContext("job", "sink", subtask=0, fencing_token=1, checkpoint_id=1, execution="e")
@@ -152,6 +153,18 @@ def test_log_and_files_have_the_kms_key(s3_location: StorageLocation) -> None:
     assert any(name.endswith(".parquet") for name in names)
     keys = {client.head_object(Bucket=bucket, Key=name).get("SSEKMSKeyId") for name in names}
     assert keys == {"alias/lake"}
+
+
+def test_keys_are_found_in_a_file(
+    s3_location: StorageLocation, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    only_keys(tmp_path / "credentials", monkeypatch)
+    monkeypatch.setenv("AWS_METADATA_ENDPOINT", "http://127.0.0.1:9")  # delta-rs would ask the machine next
+    # No other test has a client for this address, which would keep what it has found.
+    endpoint = str(s3_location.endpoint_url).replace("127.0.0.1", "localhost")
+    sink = DeltaSink(StorageLocation(s3_location.url, endpoint, "us-east-1"))
+    commit(sink, stage(sink, 1))
+    assert rows(sink) == [1]
 
 
 def test_an_attempt_that_sleeps_between_look_and_write_adds_nothing(
