@@ -27,6 +27,7 @@ from tests.connectors.postgres.sinks import Database
 from tests.examples import examples
 
 ROW = Types.ROW_NAMED(["n"], [Types.LONG()])
+UNFLUSHED = module._UNFLUSHED
 
 
 @pytest.fixture
@@ -43,6 +44,7 @@ def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     """Plans do not wait for transactions that the tests hold open. Others, such as those of autovacuum, are short."""
     monkeypatch.setattr(module, "_WAIT_SECONDS", 0.3)
     monkeypatch.setattr(module, "_PARTITION_WAIT_SECONDS", 0.3)
+    monkeypatch.setattr(module, "_UNFLUSHED", "SELECT %s < 0")  # after a rollback it takes a moment
     monkeypatch.setattr(module, "_SPLIT_ROWS", 2)
 
 
@@ -250,6 +252,8 @@ def test_rows_that_a_crash_of_the_server_would_take_are_not_read(
     with monkeypatch.context() as patch:
         patch.setattr(module, "_UNFLUSHED", "SELECT %s > 0")
         assert planned(enumerator) == []
+    monkeypatch.setattr(module, "_UNFLUSHED", UNFLUSHED)
+    monkeypatch.setattr(module, "_WAIT_SECONDS", 10)
     assert read(source, planned(restored(source, enumerator))) == [1]
     assert database.sql(f"SELECT pg_current_wal_flush_lsn() >= '{written}'") == [(True,)]
 
