@@ -12,7 +12,7 @@ unexport PYTHONDONTWRITEBYTECODE
 install: $(STAMP)
 
 PIP := $(BIN)/pip install --quiet --disable-pip-version-check --no-deps
-UV := $(BIN)/uv pip install --quiet --python $(BIN)/python --no-deps
+UV := UV_HTTP_RETRIES=1 $(BIN)/uv pip install --quiet --system-certs --python $(BIN)/python --no-deps
 
 $(STAMP): pyproject.toml requirements.lock
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
