@@ -123,11 +123,9 @@ class SourceOperator(StreamOperator):
                 batch = self._to_batch(column)
                 if times:
                     batch.timestamps = pc.fill_null(times[0], NO_TIMESTAMP).to_numpy(zero_copy_only=False)
-                reached = self._time.watermark
                 time.assign(batch)
                 for part in self._pace.parts(batch) if self._pace is not None else (batch,):
                     self.context.emit(None, part)
-                    yield reached  # so that other tasks have their turn
             yield self._time.watermark
             if self._stops_now:
                 self.stop = stop = Stop(index, records, offset)

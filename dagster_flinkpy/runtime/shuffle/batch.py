@@ -229,7 +229,7 @@ class StreamBatch:
 
 
 class Pace:
-    """Cuts the batches of tasks that live into parts that take a second at most, however slow the functions are."""
+    """Cuts the batches of tasks that live into parts of a second at most: one sees that slow functions go on."""
 
     def __init__(self) -> None:
         self._rows = 256  # a function may take a second for each

@@ -266,7 +266,7 @@ def test_what_a_step_sends_leaves_before_the_next_step(tmp_path: Path) -> None:
     slots = Slots(counting(tmp_path), [])
     first, second = slots.names
     slots.begin(first)
-    for _ in range(2):  # the watermark that follows the records makes them leave
+    for _ in range(2):
         steps = slots._slots[first].steps()
         next(steps)
         if slots._network[first, second]:
