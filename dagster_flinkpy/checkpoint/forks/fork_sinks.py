@@ -84,6 +84,8 @@ def refuse_renamed(job: StorageLocation, graph: JobGraph) -> None:
     if not places or any("?" in each.settings.values() for each in ours.values()):
         return
     for other, latest in _beside(job):
+        if other.name.startswith(f"{job.name}."):
+            continue  # a region of an earlier release, which is refused with other advice
         theirs = {each.uid: each.program for each in latest.operators if each.program is not None}
         if theirs.keys() == ours.keys() and all(theirs[uid].settings == ours[uid].settings for uid in ours):
             raise ConfigurationError(
