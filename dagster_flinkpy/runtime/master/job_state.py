@@ -83,8 +83,8 @@ class JobState:
         """The last checkpoint for which all sources have been read."""
         self._timeouts: dict[int, int] = {}
         """When each checkpoint expires that lacks acknowledgements, in milliseconds since 1970."""
-        self._records = 0
-        """How many records tasks had read when a checkpoint was to expire."""
+        self._records: dict[int, int] = {}
+        """How many records tasks had read when a checkpoint was to expire, by checkpoint."""
         self._timeout_ms = to_millis(regions[0].planner.config.checkpointing.timeout)
         # After failures.
         self._outcome_unknown = False
@@ -184,9 +184,9 @@ class JobState:
     def _(self, stimulus: job_messages.TimePassed) -> None:
         for checkpoint_id in [each for each, at_ms in self._timeouts.items() if at_ms <= stimulus.now_ms]:
             del self._timeouts[checkpoint_id]
-            if not self._is_read(checkpoint_id) or stimulus.records == self._records:  # otherwise it begins anew
+            before, self._records[checkpoint_id] = self._records.get(checkpoint_id, 0), stimulus.records
+            if not self._is_read(checkpoint_id) or stimulus.records == before:  # otherwise it begins anew
                 self._drive(stimuli.TimerFired(stimulus.now_ms, checkpoint_id))
-            self._records = stimulus.records
 
     @_on.register
     def _(self, stimulus: job_messages.Terminated) -> None:

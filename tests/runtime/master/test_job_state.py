@@ -344,6 +344,23 @@ def test_a_checkpoint_does_not_expire_while_its_input_is_read(tmp_path: Path) ->
     assert "InterruptRegion" in job.does(TimePassed(job.now, 3)), "they have read nothing more"
 
 
+def test_of_checkpoints_that_are_read_side_by_side_none_expires(tmp_path: Path) -> None:
+    """The regions are at different ones, whose timeouts pass together, or one soon after the other."""
+    job = Job(tmp_path, interval=timedelta(milliseconds=10), timeout=timedelta(seconds=5), max_concurrent=2)
+    job.does(EpochsAsked(0, EpochRequest(limit=None, periodic=True)))
+    for number in (1, 2):
+        job.now += 10
+        job.does(TimePassed(job.now))
+        job.step(CheckpointIdAssigned(job.now, number))
+        job.does(EpochPlanned(job.now, 0, EpochInput(number, {}, frozenset())))
+        if number == 1:
+            job.does(job.ended(0, 1))
+    assert [each.epoch and each.epoch.checkpoint_id for each in job.state.regions] == [2, 1]
+    for job.now, records in ((5010, 10), (5020, 10), (10_020, 20)):
+        assert "InterruptRegion" not in job.does(TimePassed(job.now, records))
+        assert job.state.coordinator.pending == (1, 2)
+
+
 def test_the_next_checkpoint_takes_over_from_one_that_has_expired(tmp_path: Path) -> None:
     job = Job(tmp_path, timeout=timedelta(seconds=5), tolerable_failed=2)
     job.does(EpochsAsked(0, EpochRequest(limit=1)))
