@@ -26,6 +26,7 @@ from tests.simulation.program import (
     Scenario,
     count_of,
     key_of,
+    ordinals,
     partition,
 )
 from tests.simulation.request_rules import RequestRules
@@ -338,8 +339,11 @@ class Invariants:
         repeats = lambda checkpoint_id: self.completed[checkpoint_id].read == done.read  # noqa: E731
         if problem := expected_ends(head, old, done.metadata, started_from, self.scenario, repeats):
             self._fail(f"checkpoint {number}: {problem}")
-        for end in head.partitions:
-            if self.completed[end.checkpoint_id].read != (end.ordinal + 1) * PARTITION_SPLITS:
+        for ordinal, end in ordinals(head.partitions).items():
+            completed = self.completed[end.checkpoint_id]
+            if end.ordinal != ordinal and completed.metadata.partition == end.partition:
+                self._fail(f"the end state of {end.partition} is said to be that of partition {end.ordinal}")
+            if completed.read != (ordinal + 1) * PARTITION_SPLITS:
                 self._fail(f"checkpoint {end.checkpoint_id} is not the end state of {end.partition}")
 
     def _check_end_of_input(self, done: Completed, parent: Completed | None) -> None:

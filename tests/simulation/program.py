@@ -7,7 +7,7 @@ stream of splits, or time partitions.
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta, timezone
 from enum import StrEnum
@@ -16,7 +16,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from dagster_flinkpy.checkpoint.partitions import PartitionRetention
+from dagster_flinkpy.checkpoint.partitions import PartitionEnd, PartitionRetention
 from dagster_flinkpy.common.typeinfo import TypeInformation, Types
 from dagster_flinkpy.common.watermark_strategy import WatermarkStrategy
 from dagster_flinkpy.connectors.commit.staged_files import StagedFileCommitter
@@ -58,6 +58,7 @@ __all__ = [
     "group_of",
     "here",
     "key_of",
+    "ordinals",
     "partition",
     "program",
     "simulate_in",
@@ -182,6 +183,12 @@ def group_of(key: int) -> int:
 def partition(ordinal: int) -> TimePartition:
     start = _FIRST_DAY + timedelta(days=ordinal)
     return TimePartition(f"{start:%Y-%m-%d}", start, start + timedelta(days=1), ordinal)
+
+
+def ordinals(ends: Iterable[PartitionEnd]) -> dict[int, PartitionEnd]:
+    """Returns end states by their ordinals, which runs take from the keys: a restored one may have another."""
+    by_key = {end.partition: end for end in ends}
+    return {p: by_key[key] for p in range(PARTITIONS) if (key := partition(p).key) in by_key}
 
 
 class _Enumerator(SplitEnumerator):

@@ -25,7 +25,7 @@ from dagster_flinkpy.errors import (
 from tests.simulation.edges import put_back
 from tests.simulation.invariants import Asked, Invariants
 from tests.simulation.job import SimulatedAttempt
-from tests.simulation.program import JOB, PARTITION_SPLITS, PARTITIONS, SourceShape, partition
+from tests.simulation.program import JOB, PARTITION_SPLITS, PARTITIONS, SourceShape, ordinals, partition
 from tests.simulation.upkeep import GRACE, Upkeep, is_no_end_state
 from tests.simulation.world import Actor, Chaos, World
 
@@ -140,7 +140,7 @@ class Supervisor:
             first = invariants.completed[run.asked.start].read // PARTITION_SPLITS
         else:
             ends = invariants.head.partitions if invariants.head is not None else ()
-            run = self._after(rng.choice((0, *(end.ordinal + 1 for end in ends if end.ordinal + 1 < PARTITIONS))), run)
+            run = self._after(rng.choice((0, *(p + 1 for p in ordinals(ends) if p + 1 < PARTITIONS))), run)
             first = run.partitions[0]
         return replace(run, partitions=tuple(range(first, rng.randint(first, PARTITIONS))))
 
@@ -149,7 +149,7 @@ class Supervisor:
         if first == 0:
             return replace(run, options={**run.options, "start_empty": True}, asked=Asked(None), partitions=(0,))
         assert self._invariants.head is not None
-        before = next(end for end in self._invariants.head.partitions if end.ordinal == first - 1)
+        before = ordinals(self._invariants.head.partitions)[first - 1]
         options = {"restore_from": f"chk-{before.checkpoint_id}", "claim_mode": RecoveryClaimMode.CLAIM}
         return replace(run, options={**run.options, **options}, asked=Asked(before.checkpoint_id), partitions=(first,))
 
@@ -162,7 +162,7 @@ class Supervisor:
             missing = next((p for p in range(PARTITIONS) if partition(p).key not in done), None)
             if missing is None:
                 return run
-            ends = [end.ordinal + 1 for end in head.partitions] if head is not None else []
+            ends = [p + 1 for p in ordinals(head.partitions)] if head is not None else []
             first = max((p for p in ends if p <= missing), default=0)
             return replace(self._after(first, run), partitions=tuple(range(first, PARTITIONS)))
         if latest is None or not latest.metadata.stopped or latest.metadata.end_of_input:
