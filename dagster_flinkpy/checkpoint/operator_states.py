@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
 
 from dagster_flinkpy.checkpoint.edge_history import EdgeHistory
 from dagster_flinkpy.checkpoint.operator_program import OperatorProgram
 from dagster_flinkpy.json_records import Json, JsonRecord
 from dagster_flinkpy.state.files.state_files import files_of
-from dagster_flinkpy.state.handles import KeyedSnapshot, OperatorStateHandle
+from dagster_flinkpy.state.handles import KeyedSnapshot, OperatorStateHandle, TableId, TableSnapshot
 from dagster_flinkpy.storage.object_store import check_relative
 
-__all__ = ["EXCHANGE_FOLDER", "OperatorState", "SubtaskState", "without_copies"]
+__all__ = ["EXCHANGE_FOLDER", "OperatorState", "SubtaskState", "with_declared_types", "without_copies"]
 
 EXCHANGE_FOLDER = "exchange"
 """The folder of a job's blocking edges, below its prefix."""
@@ -81,6 +81,41 @@ def without_copies(subtasks: Iterable[SubtaskState]) -> tuple[SubtaskState, ...]
         known |= copies
         kept.append(replace(subtask, operator_state=tuple(replace(handle, inherited=False) for handle in handles)))
     return tuple(kept)
+
+
+def with_declared_types(
+    subtasks: tuple[SubtaskState, ...], restored: Iterable[SubtaskState]
+) -> tuple[SubtaskState, ...]:
+    """Returns the subtasks of an operator with one type for each state.
+
+    A function may use a state only when it gets records. So if its type has changed, a subtask without any still has
+    the type that was restored. It takes over what others have declared; its runs record their own type.
+
+    Args:
+        subtasks: The acknowledged state.
+        restored: The state that the operator was restored from.
+    """
+    before: dict[TableId, list[Json | None]] = {}
+    for table in _tables(restored):
+        before.setdefault(table.identity, []).append(table.value)
+    # A checkpoint of an earlier release may have two types of a state. Which one is the newer is not known.
+    known = {identity: values[0] for identity, values in before.items() if all(v == values[0] for v in values)}
+    declared = {t.identity: t.value for t in _tables(subtasks) if t.value != known.get(t.identity, t.value)}
+    if not declared:
+        return subtasks
+
+    def declared_as(table: TableSnapshot) -> TableSnapshot:
+        value = declared.get(table.identity)
+        return table if value is None or table.value == value else table.with_value_type(value)
+
+    return tuple(
+        replace(each, keyed=each.keyed and replace(each.keyed, tables=tuple(map(declared_as, each.keyed.tables))))
+        for each in subtasks
+    )
+
+
+def _tables(subtasks: Iterable[SubtaskState]) -> Iterator[TableSnapshot]:
+    return (table for each in subtasks if each.keyed for table in each.keyed.tables)
 
 
 @dataclass(frozen=True)

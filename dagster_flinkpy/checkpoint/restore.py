@@ -17,7 +17,14 @@ from dagster_flinkpy.datastream.operator_specs import SinkSpec, SourceSpec
 from dagster_flinkpy.datastream.program.job_graph import JobGraph
 from dagster_flinkpy.errors import RestoreError, StateSchemaError
 from dagster_flinkpy.key_groups import compute_key_group_range_for_operator_index
-from dagster_flinkpy.state.handles import DistributionMode, KeyedSnapshot, OperatorStateHandle, describe_schema
+from dagster_flinkpy.state.handles import (
+    DistributionMode,
+    KeyedSnapshot,
+    OperatorStateHandle,
+    TableId,
+    TableSnapshot,
+    describe_schema,
+)
 
 __all__ = [
     "OperatorAssignment",
@@ -338,6 +345,7 @@ def _restored(spec: RestoreTarget, stored: OperatorState, what: str) -> Operator
     else:
         keyed = _reshard([subtask.keyed for subtask in old], max_parallelism, spec.parallelism)
         channels = [_rescaled_channels(old)] * spec.parallelism
+    keyed = _with_all_tables(keyed)
     operator_state = reassign_operator_state([s.operator_state for s in old], spec.parallelism)
     raw_keyed = _reassign_raw(old, max_parallelism, spec.parallelism)
     watermark = _least(subtask.watermark for subtask in old)
@@ -382,6 +390,20 @@ def _reshard(old: Sequence[KeyedSnapshot | None], max_parallelism: int, parallel
         key_groups = compute_key_group_range_for_operator_index(max_parallelism, parallelism, index)
         new.append(KeyedSnapshot.concat((part for _, part in parts), key_groups) if parts else None)
     return new
+
+
+def _with_all_tables(keyed: Sequence[KeyedSnapshot | None]) -> list[KeyedSnapshot | None]:
+    """Adds the states that only other subtasks have, without rows: what may be declared is the same for all."""
+    every: dict[TableId, TableSnapshot] = {}
+    for table in (table for snapshot in keyed if snapshot for table in snapshot.tables):
+        every.setdefault(table.identity, replace(table, runs=()))
+
+    def with_all(snapshot: KeyedSnapshot) -> KeyedSnapshot:
+        mine = {table.identity for table in snapshot.tables}
+        others = (table for identity, table in every.items() if identity not in mine)
+        return replace(snapshot, tables=(*snapshot.tables, *others))
+
+    return [snapshot and with_all(snapshot) for snapshot in keyed]
 
 
 def _merged(

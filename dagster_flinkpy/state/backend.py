@@ -27,8 +27,8 @@ from dagster_flinkpy.state.files.cache import RunCache
 from dagster_flinkpy.state.files.operator_state import INLINE_BELOW
 from dagster_flinkpy.state.files.runs import RunFiles
 from dagster_flinkpy.state.files.transfers import run_aside
-from dagster_flinkpy.state.handles import KeyedSnapshot, describe_schema
-from dagster_flinkpy.state.keyed_snapshot_future import KeyedSnapshotFuture, StoredSnapshot, TableId, write_snapshot
+from dagster_flinkpy.state.handles import KeyedSnapshot, TableId, describe_schema
+from dagster_flinkpy.state.keyed_snapshot_future import KeyedSnapshotFuture, StoredSnapshot, write_snapshot
 from dagster_flinkpy.state.keys import TouchedKeys, hash_keys
 from dagster_flinkpy.state.layout import (
     APPEND,
@@ -120,7 +120,7 @@ class ColumnarKeyedStateBackend:
         """The statistics at the last snapshot."""
         mine = (restored and restored.restrict(key_groups)) or KeyedSnapshot(key_groups, ())
         self._files.keep_copies(mine)
-        self._restored = {(each.kind == "TIMER", each.name): each for each in mine.tables}
+        self._restored = {each.identity: each for each in mine.tables}
         self._evolved: list[str] = []
         self._lifetimes: dict[str, int] = {}
         """The time to live of states, in milliseconds."""

@@ -27,6 +27,7 @@ __all__ = [
     "OperatorStateHandle",
     "RunHandle",
     "StateKind",
+    "TableId",
     "TableSnapshot",
     "count_key_groups",
     "describe_schema",
@@ -34,6 +35,8 @@ __all__ = [
 ]
 
 Json = dict[str, Any]
+TableId = tuple[bool, str]
+"""Whether it is timers, and the name of the state or the timers."""
 StateKind = Literal["VALUE", "LIST", "MAP", "REDUCING", "AGGREGATING", "TIMER"]
 
 _Bytes = bytes  # RunHandle has a field of this name.
@@ -182,6 +185,11 @@ class TableSnapshot(JsonRecord, omit_defaults=True, error=CorruptMetadataError):
     """Fields that this release does not know."""
 
     @property
+    def identity(self) -> TableId:
+        """What no other table of the subtask has: a state and timers may have one name."""
+        return self.kind == "TIMER", self.name
+
+    @property
     def rows(self) -> int:
         """Number of rows of all runs, which is an upper bound of the live entries."""
         return sum(run.rows for run in self.runs)
@@ -274,14 +282,13 @@ class KeyedSnapshot(JsonRecord, error=CorruptMetadataError):
         Raises:
             StateSchemaError: Two parts have different types for one state.
         """
-        tables: dict[tuple[bool, str], TableSnapshot] = {}
+        tables: dict[TableId, TableSnapshot] = {}
         for snapshot in snapshots:
             for table in snapshot.tables:
-                identity = (table.kind == "TIMER", table.name)
-                known = tables.setdefault(identity, replace(table, runs=()))
+                known = tables.setdefault(table.identity, replace(table, runs=()))
                 if known.schema != table.schema:
                     raise StateSchemaError(_two_schemas(known, table))
-                tables[identity] = replace(known, runs=known.runs + table.runs)
+                tables[table.identity] = replace(known, runs=known.runs + table.runs)
         return KeyedSnapshot(key_groups, tuple(tables.values()))
 
 
@@ -319,7 +326,7 @@ def _two_schemas(one: TableSnapshot, other: TableSnapshot) -> str:
         advice = "Start from a checkpoint in which all keys have one type, and give key_by() that key_type"
     else:
         what = f"two schemas: {describe_schema(one.schema)} and {describe_schema(other.schema)}"
-        advice = "Declare the state in open(), and take another checkpoint first"
+        advice = "Take another checkpoint first, after each subtask has got records and used the state"
     return (
         f"state {one.name!r} has in one checkpoint {what}. Its subtasks declared it differently, so it can only be "
         f"restored with its own parallelism. {advice}."

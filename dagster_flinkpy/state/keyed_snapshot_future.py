@@ -8,12 +8,9 @@ from dataclasses import dataclass
 
 from dagster_flinkpy.key_groups import KeyGroupRange
 from dagster_flinkpy.state.files.runs import Runs
-from dagster_flinkpy.state.handles import KeyedSnapshot, TableSnapshot
+from dagster_flinkpy.state.handles import KeyedSnapshot, TableId, TableSnapshot
 
-__all__ = ["KeyedSnapshotFuture", "StoredSnapshot", "TableId", "write_snapshot"]
-
-TableId = tuple[bool, str]
-"""Whether the table holds timers, and its name."""
+__all__ = ["KeyedSnapshotFuture", "StoredSnapshot", "write_snapshot"]
 
 
 @dataclass(frozen=True)

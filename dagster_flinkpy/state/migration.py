@@ -78,9 +78,7 @@ def migrate_snapshot(
         on_rows(sum(map(len, rows.values())))
     timers = [table for table in snapshot.tables if table.kind == "TIMER"]
     tables = [layout.snapshot(tuple(runs[name])) for name, layout in layouts.items()]
-    return replace(
-        snapshot, tables=tuple(sorted([*tables, *timers], key=lambda each: (each.kind == "TIMER", each.name)))
-    )
+    return replace(snapshot, tables=tuple(sorted([*tables, *timers], key=lambda each: each.identity)))
 
 
 def _columns(table: TableSnapshot, store: ObjectStore) -> pa.Table:

@@ -462,7 +462,7 @@ def _written(uid: str, operator: _Operator, store: ObjectStore) -> OperatorState
         for index, key_groups in enumerate(ranges):
             table = layout.snapshot(tuple(runs[index]))
             known = subtasks[index].keyed or KeyedSnapshot(key_groups, ())
-            sorted_tables = sorted((*known.tables, table), key=lambda each: (each.kind == "TIMER", each.name))
+            sorted_tables = sorted((*known.tables, table), key=lambda each: each.identity)
             subtasks[index] = replace(subtasks[index], keyed=replace(known, tables=tuple(sorted_tables)))
     for handle, rows in operator.lists:
         for index, part in enumerate(_dealt(handle.mode, rows, parallelism)):
@@ -477,7 +477,7 @@ def _all_rows(operator: _Operator, store: ObjectStore) -> Iterable[tuple[TableLa
     parts: dict[tuple[bool, str], tuple[TableLayout, list[pa.Table]]] = {}
     for table in operator.tables():
         layout = TableLayout.of(table)
-        _, tables = parts.setdefault((table.kind == "TIMER", table.name), (layout, []))
+        _, tables = parts.setdefault(table.identity, (layout, []))
         rows = read_table(table, store)
         columns = {name: rows.column(name) for name in rows.column_names[2:]}
         tables.append(unplaced_rows(layout, columns, rows.column("key_hash").to_numpy()))

@@ -17,7 +17,7 @@ from dagster_flinkpy.checkpoint.metadata import (
     CheckpointMetadata,
 )
 from dagster_flinkpy.checkpoint.operator_program import operator_program
-from dagster_flinkpy.checkpoint.operator_states import OperatorState, without_copies
+from dagster_flinkpy.checkpoint.operator_states import OperatorState, with_declared_types, without_copies
 from dagster_flinkpy.checkpoint.partitions import PartitionEnd
 from dagster_flinkpy.checkpoint.recomputation import FIRST, REPLACES, TO_REPLACE, ReplacedRows, first_checkpoint
 from dagster_flinkpy.checkpoint.state_migration import state_version
@@ -40,6 +40,7 @@ class CheckpointContents:
         """The time partition that the next epoch reads; None if it reads the next input."""
         self.repeated: int | None = None
         """The last checkpoint that has the state of the one before it."""
+        self._restored = {} if restored is None else {each.uid: each.subtasks for each in restored.operators}
         self._ancestors = [] if restored is None else [list(each) for each in restored.ancestors_of(job_id)]
         self._first = None if restored is None else first_checkpoint(restored)
         self._graph, self._job_id, self._token = graph, job_id, fencing_token
@@ -88,7 +89,7 @@ class CheckpointContents:
                 parallelism=v.parallelism,
                 max_parallelism=v.max_parallelism,
                 coordinator_state=None if v.uid in self._edges else write.coordinator_states.get(v.uid),
-                subtasks=without_copies(write.states[v.uid]),
+                subtasks=with_declared_types(without_copies(write.states[v.uid]), self._restored.get(v.uid, ())),
                 in_flight=tuple(write.coordinator_states.get(v.uid, ())) if v.uid in self._edges else (),
                 history=self._histories.get(v.uid),
                 program=self._programs.get(v.uid),

@@ -6,11 +6,12 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
 
 from dagster_flinkpy.common.typeinfo import TypeInformation, Types
 from dagster_flinkpy.common.types import Row
-from dagster_flinkpy.datastream import CheckpointedFunction, KeyedProcessFunction
+from dagster_flinkpy.datastream import CheckpointedFunction, KeyedBatchFunction, KeyedProcessFunction
 from dagster_flinkpy.datastream.program.job_graph import JobGraph
 from dagster_flinkpy.datastream.state import (
     ListStateDescriptor,
@@ -19,9 +20,11 @@ from dagster_flinkpy.datastream.state import (
     ValueStateDescriptor,
 )
 from dagster_flinkpy.errors import StateSchemaError
+from dagster_flinkpy.key_hashes import key_groups_of_hashes
 from dagster_flinkpy.runtime.master import job_session
 from dagster_flinkpy.runtime.master.job import JobAttempt, JobConfig
 from dagster_flinkpy.spark.sessions import SparkSettings, get_session
+from dagster_flinkpy.state.keys import hash_keys
 from dagster_flinkpy.state_processor import read_savepoint
 from dagster_flinkpy.storage import StorageLocation
 from tests.runtime.harness import HarnessAttempt, collect_graph, collected
@@ -122,6 +125,65 @@ def test_what_does_not_fit_fails_with_both_types(tmp_path: Path) -> None:
     with old as attempt, pytest.raises(StateSchemaError, match=message) as error:
         attempt.run_epoch()
     assert "Types." in str(error.value) and "{" not in str(error.value)
+
+
+class Latest(KeyedBatchFunction):
+    """Keeps the last value of each key, with a type that only `process_batch` tells."""
+
+    def __init__(self, kind: TypeInformation) -> None:
+        self._latest = ValueStateDescriptor("latest", kind)
+
+    def process_batch(self, keys: Any, batch: Any, state: Any) -> Any:
+        before = state.lookup(self._latest, keys)
+        state.update(self._latest, keys, batch.column("value").cast(self._latest.type_info.arrow_type))
+        return pa.table([keys, before], names=["key", "before"])
+
+
+def latest(kind: TypeInformation, keys: str, parallelism: int = 2) -> JobGraph:
+    stream = events(environment(parallelism), [(key, 1, 7) for key in keys], per_epoch=1)
+    return collect_graph(
+        stream.key_by("key")
+        .process_batch(Latest(kind), Types.ROW_NAMED(["key", "before"], [Types.STRING(), kind]))
+        .uid("s")
+    )
+
+
+def run_one(graph: JobGraph, folder: Path, **options: Any) -> list[Any]:
+    with HarnessAttempt(graph, folder, **options) as attempt:
+        if attempt.restored is not None:
+            attempt.commit_restored()
+        attempt.run_epoch()
+        return collected(attempt.graph, attempt.collected)
+
+
+def keys_of_two_subtasks() -> str:
+    """Returns two keys, of the first and of the second of two subtasks."""
+    kind = Types.STRING()
+    found: dict[int, str] = {}
+    for key in "abcdefgh":
+        (group,) = key_groups_of_hashes(hash_keys(kind, kind.to_arrow([key])), 16)
+        found.setdefault(int(group) // 8, key)
+    return found[0] + found[1]
+
+
+@pytest.mark.parametrize("idle", [0, 1])
+def test_a_type_that_changes_while_a_subtask_is_idle(tmp_path: Path, idle: int) -> None:
+    one, other = keys_of_two_subtasks()[::-1] if idle == 0 else keys_of_two_subtasks()
+    keys = one + other + one + other
+    for kind in (Types.INT(), Types.INT(), Types.LONG()):
+        run_one(latest(kind, keys), tmp_path)
+    stored = read_savepoint(str(tmp_path / "job")).state("s", "latest").to_arrow()
+    assert sorted(stored.column("key").to_pylist()) == sorted([one, other])
+    assert stored.schema.field("value").type == pa.int64()
+    (found,) = run_one(latest(Types.LONG(), keys, 1), tmp_path, parallelism=1)
+    assert (found.key, found.before) == (other, 7)
+
+
+def test_a_subtask_without_the_state_refuses_another_type_of_it(tmp_path: Path) -> None:
+    one, other = keys_of_two_subtasks()
+    run_one(latest(Types.INT(), one + other), tmp_path)
+    with pytest.raises(StateSchemaError, match=r"operator 's': state 'latest' was .*INT.* now declared as .*STRING"):
+        run_one(latest(Types.STRING(), one + other), tmp_path)
 
 
 @pytest.mark.spark
