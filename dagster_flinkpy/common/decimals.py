@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from decimal import Decimal, InvalidOperation
 from typing import TYPE_CHECKING, Any
@@ -22,7 +23,11 @@ from dagster_flinkpy.errors import ConfigurationError, TypeMismatchError
 if TYPE_CHECKING:
     import pyarrow as pa
 
-__all__ = ["as_stored_before", "check_has_scale", "column_of", "find_big_dec"]
+__all__ = ["as_stored_before", "check_has_scale", "column_of", "decimal_of", "find_big_dec"]
+
+_NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?", re.ASCII)
+_NO_NUMBERS = ("NaN", "Infinity", "-Infinity")
+"""What a numeric of PostgreSQL may be, too."""
 
 
 def find_big_dec(kind: TypeInformation, name: str = "value") -> str | None:
@@ -105,8 +110,21 @@ def column_of(kind: TypeInformation, column: Any, fit: Callable[[pa.Array, TypeI
     raise TypeMismatchError(f"declared {kind}, got {there}")
 
 
+def decimal_of(text: str) -> Decimal:
+    """Parses a number as Java's ``BigDecimal`` does. Python's ``Decimal`` would take " 1_0 ", "NaN" and "١", too.
+
+    Raises:
+        InvalidOperation: It is none.
+    """
+    if _NUMBER.fullmatch(text) is None:
+        raise InvalidOperation(text)
+    return Decimal(text)
+
+
 def _decimal(value: Any) -> Any:
     try:
-        return Decimal(value) if isinstance(value, str) else value
+        if not isinstance(value, str):
+            return value
+        return Decimal(value) if value in _NO_NUMBERS else decimal_of(value)
     except InvalidOperation as error:
         raise TypeMismatchError(f"declared Types.BIG_DEC(), got the text {value!r}, which is not a number") from error

@@ -310,3 +310,9 @@ def test_in_flight_records_of_an_earlier_release_are_read() -> None:
         [before.to_arrow([(Decimal("1.5"), 1), (None, 2)]), pa.array([5, 6])], names=["value", "timestamp"]
     )
     assert list(decode_buffer(encode_buffer(batch), kind).values) == [(Decimal("1.5"), 1), (None, 2)]
+
+
+@pytest.mark.parametrize("text", ["1_0", " 1", "\u0661", "sNaN", ""])
+def test_text_from_outside_that_is_no_number(text: str) -> None:
+    with pytest.raises(TypeMismatchError, match=r"declared Types.BIG_DEC\(\), got the text .*, which is not a number"):
+        fit_column(pa.array([text]), ANY, "x")

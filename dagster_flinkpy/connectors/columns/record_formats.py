@@ -13,6 +13,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.json as pa_json
 
+from dagster_flinkpy.common.decimals import decimal_of
 from dagster_flinkpy.common.serialization import (
     ByteArraySchema,
     DeserializationSchema,
@@ -199,8 +200,6 @@ def _in_columns(type_info: TypeInformation) -> bool:
 
 _TEXTS = (Types.SQL_DATE(), Types.SQL_TIME(), Types.SQL_TIMESTAMP(), Types.INSTANT())
 """What is text here, and converted for all records at once."""
-_BEYOND = 10**309
-"""Python raises an OverflowError for whole numbers that are beyond all floats."""
 _RANGES = {Types.BYTE(): 7, Types.SHORT(): 15, Types.INT(): 31, Types.LONG(): 63}
 
 
@@ -251,7 +250,7 @@ def _scalar(name: str, type_info: TypeInformation, value: Any) -> Any:
             raise ValueError(f"{name} is {value}, which is no {type_info}")
         return value
     if type_info in (Types.FLOAT(), Types.DOUBLE()) and (number or isinstance(value, float)):  # NaN, Infinity
-        if number and (abs(value) >= _BEYOND or math.isinf(float(value))):
+        if number and _is_beyond_floats(value):
             raise ValueError(f"{name} is {value}, which is no {type_info}")
         return float(value)
     if type_info in _TEXTS and isinstance(value, str):
@@ -262,10 +261,18 @@ def _scalar(name: str, type_info: TypeInformation, value: Any) -> Any:
     raise ValueError(f"{name} is {value!r:.100}, but must be {type_info}")
 
 
+def _is_beyond_floats(number: int | Decimal) -> bool:
+    try:
+        return math.isinf(float(number))
+    except OverflowError:  # a whole number
+        return True
+
+
 def _decimal(name: str, type_info: TypeInformation, value: Any) -> Any:
     kind = type_info.arrow_type
     try:
-        return str(Decimal(value)) if type_info == Types.BIG_DEC() else pa.scalar(Decimal(value), kind).as_py()
+        number = decimal_of(value) if isinstance(value, str) else Decimal(value)
+        return str(number) if type_info == Types.BIG_DEC() else pa.scalar(number, kind).as_py()
     except InvalidOperation:
         raise ValueError(f"{name} is {value!r:.100}, but must be {type_info}") from None
     except pa.ArrowInvalid as error:

@@ -19,6 +19,8 @@ from dagster_flinkpy.errors import ConfigurationError
 from tests.connectors.columns.test_column_types import VALUES
 
 FLAT = Types.ROW_NAMED(["n", "s", "x"], [Types.LONG(), Types.STRING(), Types.DOUBLE()])
+NO_DECIMALS = ("x", "1_0", " 1", "1 ", "NaN", "sNaN", "Infinity", "\u0661", "\uff11", "0x1F", "", "1e")
+"""Python's ``Decimal`` takes most of them."""
 RICH = Types.ROW_NAMED(
     ["day", "at", "instant", "price", "tags", "more", "inner"],
     [
@@ -114,7 +116,9 @@ def test_both_parsers_agree(monkeypatch: pytest.MonkeyPatch) -> None:
         (Types.FLOAT(), "1e39"),
         (Types.DECIMAL(9, 2), "1.005"),
         (Types.DECIMAL(9, 2), '"x"'),
-        (Types.BIG_DEC(), '"x"'),
+        (Types.FLOAT(), "1e999999999"),
+        (Types.DOUBLE(), "-1e999999999"),
+        *((kind, f'"{text}"') for kind in (Types.BIG_DEC(), Types.DECIMAL(9, 2)) for text in NO_DECIMALS),
         (Types.SQL_DATE(), '"20240101"'),
         (Types.SQL_DATE(), '"2024-W01-1"'),
         (Types.SQL_TIME(), '"10:00Z"'),
@@ -141,6 +145,12 @@ def test_a_value_that_is_not_written_strictly_is_refused(kind: TypeInformation, 
         assert raised.value.index == 1
         decoded = record_decoder(builder.ignore_parse_errors().build())(messages)
         assert decoded.to_pylist() == [{name: None}, None, {name: None}]
+
+
+def test_text_for_a_decimal_is_written_as_in_java() -> None:
+    kind = Types.ROW_NAMED(["n"], [Types.BIG_DEC()])
+    for text in ("1", "+5", "-1.50", ".5", "1.", "1e5", "1E-400"):
+        assert json_schema(kind).deserialize(f'{{"n": "{text}"}}'.encode()).n == Decimal(text)
 
 
 def test_a_missing_field_can_be_an_error() -> None:
