@@ -24,7 +24,9 @@ __all__ = [
     "cast_finite",
     "decimal_column",
     "one_chunk",
+    "wide_decimals_as_text",
     "with_elements",
+    "with_parts",
     "without_zeros",
 ]
 
@@ -299,6 +301,26 @@ def with_elements(column: pa.Array[Any], wanted: Any, *converts: Callable[[Any],
     make: Any = pa.MapArray if pa.types.is_map(wanted) else pa.ListArray
     parts = [convert(part) for convert, part in zip(converts, parts, strict=True)]
     return make.from_arrays(_offsets_of(lists), *parts, type=wanted)
+
+
+def with_parts(kind: Any, part: Callable[[pa.DataType], pa.DataType]) -> pa.DataType:
+    """Returns a type with other types for what has no parts: inside structs, lists and maps, or itself."""
+    if pa.types.is_struct(kind):
+        return pa.struct([field.with_type(with_parts(field.type, part)) for field in kind])
+    if pa.types.is_list(kind):
+        return pa.list_(kind.value_field.with_type(with_parts(kind.value_type, part)))
+    if pa.types.is_map(kind):
+        return pa.map_(with_parts(kind.key_type, part), with_parts(kind.item_type, part))
+    return part(kind)
+
+
+def wide_decimals_as_text(table: pa.Table) -> pa.Table:
+    """Returns a table with decimals of more than 38 digits as text: DuckDB has no such type."""
+
+    def text(kind: pa.DataType) -> pa.DataType:
+        return pa.string() if pa.types.is_decimal256(kind) else kind
+
+    return table.cast(pa.schema([field.with_type(with_parts(field.type, text)) for field in table.schema]))
 
 
 def _offsets_of(lists: Any) -> pa.Array[Any]:

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Sequence
 from decimal import Decimal
 from typing import TYPE_CHECKING, Any
 
+from dagster_flinkpy.common.arrow_columns import wide_decimals_as_text
 from dagster_flinkpy.common.typeinfo import (
     BasicTypeInfo,
     DecimalTypeInfo,
@@ -130,7 +131,7 @@ def _rows(state: StoredState, texts: list[str], plan: QueryPlan) -> pa.Table:
             state = state.for_keys([key_from_text(text, key_type) for text in texts])
         elif plan.keys is not None and _are_keys(plan.keys, key_type):
             state = state.for_keys(plan.keys)
-    rows = state.read_columns(columns)
+    rows = wide_decimals_as_text(state.read_columns(columns))
     for field in rows.schema:
         _check_fields(field.type, f"fields in {field.name!r} of state {state.name!r}")
     for name in bounds:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable
 from contextlib import suppress
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
@@ -533,3 +534,29 @@ def test_rows_are_compared_as_often_as_they_occur(
     assert found.same is (sorted(map(str, old)) == sorted(map(str, new)))
     if keyed and old and new:
         assert found.changed_keys == len({key for key, _ in only_old} & {key for key, _ in only_new})
+
+
+_WIDE = pa.decimal256(50, 2)
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "differ"),
+    [
+        (pa.array([0.0]), pa.array([-0.0]), True),
+        (pa.array([0.0], pa.float32()), pa.array([-0.0], pa.float32()), True),
+        (pa.array([[0.0]]), pa.array([[-0.0]]), True),
+        (pa.array([{"x": -0.0}]), pa.array([{"x": -0.0}]), False),
+        (pa.array([float("nan"), 0.1]), pa.array([0.1, -float("nan")]), False),
+        (pa.array([Decimal("1.10")], _WIDE), pa.array([Decimal("1.10")], _WIDE), False),
+        (pa.array([[Decimal("1.10")]], pa.list_(_WIDE)), pa.array([[Decimal("1.20")]], pa.list_(_WIDE)), True),
+    ],
+)
+def test_values_that_duckdb_does_not_tell_apart_or_does_not_know(
+    tmp_path: Path, old: pa.Array, new: pa.Array, differ: bool
+) -> None:
+    for name, column in (("old", old), ("new", new)):
+        (tmp_path / name).mkdir()
+        pq.write_table(pa.table({"v": column}), tmp_path / name / "0.parquet")
+    found = compare_rows("t", *(StorageLocation(str(tmp_path / name)) for name in ("old", "new")))
+    assert (found.only_before, found.only_after, found.columns) == (int(differ), int(differ), ())
+    assert [list(row) for row in found.examples_before] == [["v"]] * differ

@@ -93,6 +93,13 @@ def test_names_that_differ_in_case_are_not_taken_for_each_other(tmp_path: Path) 
         rows_of(savepoint, 'select value."A" from OP.rows')
 
 
+def test_decimals_of_more_than_38_digits_are_text(tmp_path: Path) -> None:
+    writer, data = write_savepoint(), pa.table({"key": ["k"], "value": pa.array([2**200], pa.decimal256(76, 0))})
+    writer.with_keyed_state("op", ValueStateDescriptor("n", Types.BIG_INT()), data, key="key", value="value")
+    savepoint = read_savepoint(writer.write(str(tmp_path / "savepoint")))
+    assert rows_of(savepoint, "select value from op.n") == [{"value": str(2**200)}]
+
+
 def test_states_can_be_joined(savepoint: SavepointReader) -> None:
     rows = rows_of(
         savepoint,

@@ -10,7 +10,7 @@ from functools import partial
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from dagster_flinkpy.common.arrow_columns import with_elements
+from dagster_flinkpy.common.arrow_columns import with_elements, with_parts
 from dagster_flinkpy.connectors.columns.arrow_types import first_wrong, type_info_of
 
 __all__ = ["as_text", "check_finite", "from_text", "moment_of"]
@@ -23,17 +23,13 @@ def as_text(wanted: pa.DataType) -> pa.DataType:
 
     PyArrow does not read dates and times from JSON, drops the zone of a timestamp, and makes large numbers infinite.
     """
-    if pa.types.is_temporal(wanted):
-        return pa.string()
-    if pa.types.is_float32(wanted):
-        return pa.float64()
-    if pa.types.is_struct(wanted):
-        return pa.struct([field.with_type(as_text(field.type)) for field in wanted])
-    if pa.types.is_list(wanted):
-        return pa.list_(wanted.value_field.with_type(as_text(wanted.value_type)))
-    if pa.types.is_map(wanted):
-        return pa.map_(as_text(wanted.key_type), as_text(wanted.item_type))
-    return wanted
+
+    def part(kind: pa.DataType) -> pa.DataType:
+        if pa.types.is_temporal(kind):
+            return pa.string()
+        return pa.float64() if pa.types.is_float32(kind) else kind
+
+    return with_parts(wanted, part)
 
 
 def check_finite(columns: Iterable[pa.Array]) -> None:

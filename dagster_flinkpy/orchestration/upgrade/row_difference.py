@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import io
+import re
 import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from dagster_flinkpy.common.arrow_columns import wide_decimals_as_text
 from dagster_flinkpy.errors import ConfigurationError
 from dagster_flinkpy.storage import StorageLocation
 
@@ -20,6 +22,7 @@ __all__ = ["RowDifference", "compare_rows"]
 _EXAMPLES = 5
 _MEMORY = "512MB"
 """What DuckDB uses at most before it writes to disk."""
+_FLOATS = re.compile(r"\b(FLOAT|DOUBLE)\b")
 
 
 @dataclass(frozen=True)
@@ -90,13 +93,15 @@ def _load(connection: DuckDBPyConnection, table: str, folder: StorageLocation) -
     for info in store.list():
         if not info.key.endswith(".parquet"):
             continue
-        connection.register("file_rows", pq.read_table(io.BytesIO(store.get(info.key)[0])))
+        rows = pq.read_table(io.BytesIO(store.get(info.key)[0]))
+        connection.register("file_rows", wide_decimals_as_text(rows))
         if columns:
             connection.execute(f"INSERT INTO {table} BY NAME SELECT * FROM file_rows")
             continue
         connection.execute(f"CREATE TABLE {table} AS SELECT * FROM file_rows")
         described = connection.execute(f"DESCRIBE {table}").fetchall()
-        columns = {name: kind for name, kind, *_ in described}
+        wide = {field.name: str(field.type) for field in rows.schema if "decimal256" in str(field.type)}
+        columns = {name: wide.get(name, kind) for name, kind, *_ in described}
     return columns
 
 
@@ -124,8 +129,12 @@ def _compared(
         f"column {name!r} was {old[name]}, is now {new[name]}" for name in old if old[name] != new.get(name, old[name])
     ]
     names = ", ".join(map(_quoted, both)) or "1"
+    # To DuckDB 0.0 and -0.0 are equal, but not their texts. NaNs have a sign, too, which means nothing.
+    texts = [f"replace({_quoted(name)}::VARCHAR, '-nan', 'nan')" for name in both if _FLOATS.search(old[name])]
+    compared = ", ".join([names, *texts])
     for table, one, other in (("only_old", "old_rows", "new_rows"), ("only_new", "new_rows", "old_rows")):
-        connection.execute(f"CREATE TABLE {table} AS SELECT {names} FROM {one} EXCEPT ALL SELECT {names} FROM {other}")
+        sql = f"SELECT {compared} FROM {one} EXCEPT ALL SELECT {compared} FROM {other}"
+        connection.execute(f"CREATE TABLE {table} AS {sql}")
     changed = None
     if key:
         keys = ", ".join(map(_quoted, key))
@@ -139,8 +148,8 @@ def _compared(
         _count(connection, "only_new"),
         changed,
         tuple(changes),
-        _rows(connection, "only_old"),
-        _rows(connection, "only_new"),
+        _rows(connection, "only_old", names),
+        _rows(connection, "only_new", names),
     )
 
 
@@ -152,9 +161,9 @@ def _number(connection: DuckDBPyConnection, sql: str) -> int:
     return int(connection.execute(sql).fetchall()[0][0])
 
 
-def _rows(connection: DuckDBPyConnection, table: str) -> tuple[dict[str, Any], ...]:
+def _rows(connection: DuckDBPyConnection, table: str, names: str = "*") -> tuple[dict[str, Any], ...]:
     """Returns some rows, the first ones in order of their columns, so that those of both sides match."""
-    found = connection.sql(f"SELECT * FROM {table} ORDER BY ALL LIMIT {_EXAMPLES}")
+    found = connection.sql(f"SELECT {names} FROM {table} ORDER BY ALL LIMIT {_EXAMPLES}")
     return tuple(found.to_arrow_table().to_pylist())
 
 
