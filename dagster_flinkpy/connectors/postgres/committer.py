@@ -406,9 +406,6 @@ class PreparedTransactionCommitter(_PostgresCommitter):
         except psycopg.Error as error:
             request.signal_failed_with_unknown_reason(self._refused(request.checkpoint_id, error))
 
-    def is_record_with_rows(self) -> bool:
-        return False
-
 
 def _token(gid: str) -> int:
     """Returns the fencing token in the id of a prepared transaction, or -1 if it is none of the sink's."""

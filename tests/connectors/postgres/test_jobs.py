@@ -192,3 +192,37 @@ def test_a_schema_that_is_made_anew_between_two_runs_is_refused(postgres: str, t
         last.run_epoch()
     assert database.sql("SELECT count(*) FROM {}.a") == [(4,)]
     database.sql("DROP SCHEMA {} CASCADE")
+
+
+@pytest.mark.parametrize("keeps", [False, True])
+def test_a_standby_that_took_over_without_the_last_commits(postgres: str, tmp_path: Path, keeps: bool) -> None:
+    """What it has prepared is committed again; without it the run is refused. It went on, and the rows were missing."""
+    database = Database(postgres, tmp_path)
+    database.create("key text, time bigint, value bigint")
+
+    def attempt() -> HarnessAttempt:
+        env = environment(2)
+        sink = database.sink(prepare_transactions=True)
+        events(env, RECORDS[:6], per_epoch=4).rebalance().sink_to(sink).uid("sink")
+        return HarnessAttempt(env.get_job_graph(), tmp_path)
+
+    with attempt() as first:
+        first.run_epoch()
+    gids = [gid for (gid,) in database.sql("SELECT digest FROM {}.flinkpy_commits ORDER BY digest")]
+    for gid, rest in zip(gids, (0, 1), strict=True):
+        of_task = f"FROM {{}}.t WHERE time % 2 = {rest}"
+        database.sql(f"CREATE TABLE {{}}.kept{rest} AS SELECT * {of_task}; DELETE {of_task}")
+        database.sql(f"DELETE FROM {{}}.flinkpy_commits WHERE digest = '{gid}'")
+        if keeps:
+            entry = f"INSERT INTO {{}}.flinkpy_commits VALUES ('job', 'sink', 1, '{gid}', 2)"
+            database.sql(f"BEGIN; INSERT INTO {{}}.t TABLE {{}}.kept{rest}; {entry}; PREPARE TRANSACTION '{gid}'")
+    if keeps:
+        database.sql(f"COMMIT PREPARED '{gids[0]}'")
+        with attempt() as last:
+            last.run_epoch()
+        assert database.rows("time") == list(range(6))
+    else:
+        with pytest.raises(CommitRefusedError, match="checkpoint 1, but its target has nothing of it"), attempt():
+            pass
+    assert database.prepared() == 0
+    database.sql("DROP SCHEMA {} CASCADE")

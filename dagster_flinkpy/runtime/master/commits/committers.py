@@ -265,14 +265,18 @@ class Committers:
     def check_kept(self, metadata: CheckpointMetadata) -> None:
         """Checks that targets still have what a checkpoint, or one before it, is known to have committed.
 
+        A server that has lost only the commit, such as a standby that took over, is told to commit again.
+
         Raises:
             CommitRefusedError: One has only what older checkpoints have committed.
         """
         commits = metadata.commits
         for uid, committer in self._committers.items():
-            number = commits.get(uid)
+            number, requests = commits.get(uid), _requests(metadata, uid)
             if number is None or not committer.is_record_with_rows():
                 continue
+            if requests and self._lingering(uid, []) > self._lingering(uid, requests):
+                self._run(uid, f"committing sink {uid!r} again", commit_requests, committer, requests, uid)
             last = self._last_committed(uid)
             if last is not None and last < number:
                 there, kept = f"only what was committed up to checkpoint {last}", f", or 'chk-{last}' if it is kept,"
@@ -291,15 +295,11 @@ class Committers:
 
     def lingering(self, latest: CheckpointMetadata | None) -> dict[str, int]:
         """Returns the number of open transactions that the latest checkpoint does not name, by uid."""
-        return {
-            uid: self._run(
-                uid,
-                f"listing the open transactions of sink {uid!r}",
-                committer.lingering,
-                _requests(latest, uid) if latest else [],
-            )
-            for uid, committer in self._committers.items()
-        }
+        return {uid: self._lingering(uid, _requests(latest, uid) if latest else []) for uid in self._committers}
+
+    def _lingering(self, uid: str, keep: list[CommitRequest]) -> int:
+        what = f"listing the open transactions of sink {uid!r}"
+        return self._run(uid, what, self._committers[uid].lingering, keep)
 
     def abort_lingering(self, latest: CheckpointMetadata | None) -> int:
         """Aborts open transactions that the latest checkpoint does not name; returns how many."""
