@@ -312,11 +312,13 @@ class CompletedCheckpointStore:
         Raises:
             StorageError: They may not have been written.
         """
-        data = {**statistics.to_json(), "nonce": attempt.leader.record.nonce}
-        with suppress(PreconditionFailedError):
-            attempt.statistics_etag = put_if(
-                self.store, STATISTICS_KEY, json.dumps(data).encode(), attempt.statistics_etag
-            )
+        data = json.dumps({**statistics.to_json(), "nonce": attempt.leader.record.nonce}).encode()
+        try:
+            attempt.statistics_etag = put_if(self.store, STATISTICS_KEY, data, attempt.statistics_etag)
+        except PreconditionFailedError:
+            with suppress(FencedError):  # else a request has written some that nobody answered: the next replace them
+                self.check_leader(attempt)
+                attempt.statistics_etag = self._statistics()[1]
 
     def check_leader(self, attempt: Attempt) -> None:
         """Checks that no other attempt took over; called right before sinks commit.

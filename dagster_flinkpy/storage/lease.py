@@ -172,11 +172,7 @@ def renew(store: ObjectStore, leader: Leader, ttl: timedelta, now_ms: int) -> Le
     Raises:
         FencedError: Another attempt took over; the message says which.
     """
-    try:
-        return _write(store, replace(leader.record, expires_at=now_ms + to_millis(ttl)), leader.etag)
-    except PreconditionFailedError as error:
-        check(store, leader)
-        raise FencedError(f"{_who(leader.record)} lost {store.url}/{LEADER_KEY}: somebody else wrote it") from error
+    return _rewrite(store, leader, replace(leader.record, expires_at=now_ms + to_millis(ttl)))
 
 
 def release(store: ObjectStore, leader: Leader, committed: int | None = None) -> bool:
@@ -193,24 +189,29 @@ def release(store: ObjectStore, leader: Leader, committed: int | None = None) ->
     if committed is None:
         committed = leader.record.committed
     try:
-        _write(store, replace(leader.record, expires_at=0, committed=committed), leader.etag)
-    except PreconditionFailedError:
+        _rewrite(store, leader, replace(leader.record, expires_at=0, committed=committed))
+    except (FencedError, CorruptMetadataError):
         return False
     return True
 
 
-def check(store: ObjectStore, leader: Leader) -> None:
+def check(store: ObjectStore, leader: Leader) -> str:
     """Checks that no other attempt took over. Call it right before a commit.
+
+    Returns:
+        The ETag of the ``leader`` object.
 
     Raises:
         FencedError: Another attempt took over; the message says which, with its token and the time.
     """
-    now = read(store)
-    if now is None:
+    found = _read(store)
+    if found is None:
         raise FencedError(f"{_who(leader.record)} lost {store.url}/{LEADER_KEY}: the object was deleted")
+    now, etag = found
     if (now.token, now.owner, now.nonce) != (leader.token, leader.owner, leader.record.nonce):
         when = datetime_of_millis(now.acquired_at).isoformat(timespec="milliseconds")
         raise FencedError(f"{_who(leader.record)} was fenced by {_who(now)} at {when} ({store.url}/{LEADER_KEY})")
+    return etag
 
 
 def if_killed(url: str) -> str:
@@ -233,6 +234,16 @@ def _read(store: ObjectStore) -> tuple[LeaderRecord, str] | None:
             f"{store.url}/{LEADER_KEY} is not a leader record: {error}. Without it an old run cannot be fenced: "
             "make sure that no run of this job is alive, then delete the object."
         ) from error
+
+
+def _rewrite(store: ObjectStore, leader: Leader, record: LeaderRecord) -> Leader:
+    """Replaces the record of an attempt. It may have been written before by a request that nobody answered."""
+    etag = leader.etag
+    while True:
+        try:
+            return _write(store, record, etag)
+        except PreconditionFailedError:
+            etag = check(store, leader)
 
 
 def _write(store: ObjectStore, record: LeaderRecord, etag: str | None) -> Leader:

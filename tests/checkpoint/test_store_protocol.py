@@ -42,6 +42,7 @@ class Unreliable(LocalObjectStore):
         self.lose_response: set[str] = set()
         self.send_twice: set[str] = set()
         self.fail_before: set[str] = set()
+        self.fail_get: set[str] = set()
         self.requests: list[str] = []
 
     def put(self, key: str, data: bytes, *, if_none_match: bool = False, if_match: str | None = None) -> str:
@@ -57,6 +58,8 @@ class Unreliable(LocalObjectStore):
 
     def get(self, key: str) -> tuple[bytes, str]:
         self.requests.append(f"GET {key}")
+        if key in self.fail_get:
+            raise StorageError("503")
         return super().get(key)
 
 
@@ -226,6 +229,34 @@ def test_who_was_fenced_cannot_renew(store: CompletedCheckpointStore) -> None:
         store.renew(old, timedelta(minutes=5), NOW + 10**9)
 
 
+def unanswered(objects: Unreliable, key: str, write: Callable[[], object]) -> None:
+    """Writes an object just before the store is gone: nobody answers, and it cannot be read back."""
+    objects.lose_response.add(key)
+    objects.fail_get.add(key)
+    with pytest.raises(StorageError):
+        write()
+    objects.lose_response.clear()
+    objects.fail_get.clear()
+
+
+def test_a_renewal_that_nobody_answered_is_known_as_ones_own(
+    store: CompletedCheckpointStore, objects: Unreliable
+) -> None:
+    """The next renewal took it for that of somebody else, so the run ended, and its lease was not released."""
+    ttl = timedelta(seconds=60)
+    attempt = store.begin_attempt("run-1", NOW, ttl)
+    unanswered(objects, LEADER_KEY, lambda: store.renew(attempt, ttl, NOW + 31_000))
+    store.renew(attempt, ttl, NOW + 62_000)
+    record = store.leader()
+    assert record is not None
+    assert record.expires_at == NOW + 122_000
+    unanswered(objects, LEADER_KEY, lambda: store.renew(attempt, ttl, NOW + 93_000))
+    assert store.end_attempt(attempt)
+    record = store.leader()
+    assert record is not None
+    assert record.expires_at == 0
+
+
 @pytest.mark.parametrize("skew", [-(10**9), 0, 10**9])
 def test_no_clock_has_to_be_right(store: CompletedCheckpointStore, skew: int) -> None:
     old = store.begin_attempt("run-old", NOW)
@@ -260,6 +291,18 @@ def test_statistics_are_kept(store: CompletedCheckpointStore) -> None:
     assert store.load_statistics(second).history == (DONE,)
     store.save_statistics(second, statistics)
     store.save_statistics(first, CheckpointStatistics())  # a zombie's do not count
+    assert store.statistics().counts.completed == 1
+
+
+def test_statistics_are_kept_after_a_write_that_nobody_answered(
+    store: CompletedCheckpointStore, objects: Unreliable
+) -> None:
+    attempt = store.begin_attempt("run-1", NOW)
+    statistics = store.load_statistics(attempt)
+    unanswered(objects, STATISTICS_KEY, lambda: store.save_statistics(attempt, statistics))
+    statistics.record(DONE)
+    store.save_statistics(attempt, statistics)  # finds out
+    store.save_statistics(attempt, statistics)
     assert store.statistics().counts.completed == 1
 
 
