@@ -121,8 +121,7 @@ class CompletedCheckpointStore:
             PathEscapesPrefixError: The path leads outside the prefix.
         """
         key = _key(which) if isinstance(which, int) else check_relative(which)
-        data = fetch_metadata(self.store, key)
-        return CheckpointMetadata.from_bytes(data, f"{self.store.url}/{key}")
+        return CheckpointMetadata.from_bytes(fetch_metadata(self.store, key), f"{self.store.url}/{key}")
 
     def list_checkpoints(self) -> list[CheckpointEntry]:
         """Returns all checkpoints that have a ``_metadata``, by id. Reads only ``HEAD`` and one listing."""
