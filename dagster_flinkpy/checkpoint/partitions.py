@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, TypeAlias
 
 import msgspec
 
+from dagster_flinkpy.common.arguments import check_settings
 from dagster_flinkpy.errors import ConfigurationError
 from dagster_flinkpy.json_records import ArrayRecord
 
@@ -61,6 +62,7 @@ class PartitionRetention:
         Raises:
             ConfigurationError: A value is out of range, or nothing would be kept.
         """
+        check_settings(self)
         for name, value in (("every", self.every), ("last", self.last)):
             if value is not None and value < 1:
                 raise ConfigurationError(f"partition retention {name}={value} must be at least 1")

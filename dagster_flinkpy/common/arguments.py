@@ -2,12 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import fields
+from datetime import timedelta
 from importlib.util import find_spec
 from typing import Any
 
 from dagster_flinkpy.errors import ConfigurationError
 
-__all__ = ["check_argument", "check_count", "check_installed", "check_name", "check_number"]
+__all__ = [
+    "check_argument",
+    "check_count",
+    "check_installed",
+    "check_name",
+    "check_number",
+    "check_settings",
+    "names_in",
+]
 
 
 def check_argument(call: str, value: Any, kinds: type | tuple[type, ...], wanted: str) -> None:
@@ -71,6 +82,38 @@ def check_count(call: str, name: str, value: Any, unit: str) -> None:
     check_number(f"{name} of {call}", value, unit)
     if value < 1:
         raise ConfigurationError(f"{name}={value} of {call} must be at least 1")
+
+
+def check_settings(settings: Any) -> None:
+    """Checks that the fields of a dataclass that are numbers or times have the types that they are declared with.
+
+    Raises:
+        ConfigurationError: One has another type.
+    """
+    for field in fields(settings):
+        kind, _, optional = str(field.type).partition(" | ")
+        value, name = getattr(settings, field.name), f"{type(settings).__name__}({field.name}=...)"
+        if optional and value is None:
+            continue
+        if kind == "int":
+            check_number(name, value, "what it counts")
+        elif kind == "float":
+            check_argument(name, value, (int, float), "a number")
+        elif kind == "timedelta":
+            check_argument(name, value, timedelta, "a timedelta, such as timedelta(minutes=5)")
+
+
+def names_in(call: str, name: str, value: Any) -> tuple[str, ...]:
+    """Returns the names in an argument that is a list of columns.
+
+    Raises:
+        ConfigurationError: It is something else.
+    """
+    if isinstance(value, str):
+        raise ConfigurationError(f"{call} needs a list of columns as {name}, such as [{value!r}]")
+    if not isinstance(value, Sequence) or not all(isinstance(each, str) for each in value):
+        raise ConfigurationError(f"{call} needs a list of columns as {name}, not {value!r}; without any, leave it out")
+    return tuple(value)
 
 
 def check_installed(what: str, package: str, extra: str) -> None:

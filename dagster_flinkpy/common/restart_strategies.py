@@ -13,6 +13,7 @@ from dataclasses import dataclass, fields
 from datetime import timedelta
 from typing import Any, ClassVar
 
+from dagster_flinkpy.common.arguments import check_settings
 from dagster_flinkpy.common.clock import to_millis
 from dagster_flinkpy.common.configuration import Configuration, parse_duration
 from dagster_flinkpy.errors import ConfigurationError
@@ -93,6 +94,7 @@ class FixedDelayRestart(RestartStrategy):
         Raises:
             ConfigurationError: A value is out of range.
         """
+        check_settings(self)
         _require(self.attempts >= 0, f"fixed-delay attempts must be at least 0, not {self.attempts}")
         _require(self.delay >= timedelta(0), f"fixed-delay delay must not be negative, not {self.delay}")
 
@@ -121,6 +123,7 @@ class FailureRateRestart(RestartStrategy):
         Raises:
             ConfigurationError: A value is out of range.
         """
+        check_settings(self)
         most = self.max_failures_per_interval
         _require(most > 0, f"failure-rate max-failures-per-interval must be at least 1, not {most}")
         _require(self.interval > timedelta(0), f"failure-rate interval must be positive, not {self.interval}")
@@ -161,6 +164,7 @@ class ExponentialDelayRestart(RestartStrategy):
         Raises:
             ConfigurationError: A value is out of range.
         """
+        check_settings(self)
         least, name = timedelta(milliseconds=1), "exponential-delay"
         _require(self.initial_backoff >= least, f"{name} initial-backoff must be at least 1 ms: {self.initial_backoff}")
         _require(

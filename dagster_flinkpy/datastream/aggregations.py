@@ -393,6 +393,7 @@ def check_field(record_type: TypeInformation, position: int | str, what: str) ->
     Raises:
         ConfigurationError: They have no such field; the message lists the existing ones.
     """
+    check_argument(what, position, (int, str), "the index or the name of a field")
     if isinstance(record_type, TupleTypeInfo):
         last = len(record_type.field_types) - 1
         if isinstance(position, str):
@@ -417,6 +418,7 @@ def check_is_number(record_type: TypeInformation, position: int | str, what: str
     Raises:
         ConfigurationError: It is not a number, or there is no such field.
     """
+    check_argument(what, position, (int, str), "the index or the name of a field")
     _, kind = field_of(record_type, position)
     if not isinstance(kind, BasicTypeInfo) or kind.name not in _NUMBERS:
         raise ConfigurationError(

@@ -537,8 +537,6 @@ class KeyedStream(DataStream):
         return self._accumulate("max_by", position_to_max_by)
 
     def _accumulate(self, fold: AccumulateType, position: int | str) -> DataStream:
-        if not isinstance(position, (int, str)):
-            raise ConfigurationError(f"{fold}() needs the index or the name of a field, not {position!r}")
         check_field(self.get_type(), position, f"{fold}()")
         result_type = type_of_sum(self.get_type(), position) if fold == "sum" else self.get_type()
         return self._then(fold.title(), ReduceSpec(Accumulation(fold, position), result_type), result_type)

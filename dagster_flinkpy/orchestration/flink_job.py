@@ -10,6 +10,7 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 from dagster_flinkpy.checkpoint.partitions import PartitionRetention
+from dagster_flinkpy.common.arguments import check_argument
 from dagster_flinkpy.common.exchange_options import ExchangeOptions
 from dagster_flinkpy.common.metric_options import MetricReporterOptions
 from dagster_flinkpy.datastream.checkpoint_config import CheckpointConfig
@@ -158,11 +159,12 @@ def flink_job(env: Environment, name: str, *, in_dagster: bool = True) -> FlinkJ
         ConfigurationError: The name cannot be used for a folder and an asset key.
         JobGraphError: The program is not valid, or a stateful operator has no uid.
     """
-    if not _NAME.fullmatch(name):
+    if not isinstance(name, str) or not _NAME.fullmatch(name):
         raise ConfigurationError(f"job name {name!r}: use letters, digits, '_', '.' and '-'")
-    if not isinstance(env, StreamExecutionEnvironment):
+    if callable(env):
         with without_spark():
             env = env()
+    check_argument(f"job {name!r}", env, StreamExecutionEnvironment, "an environment, or a function that returns one")
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", MissingUidWarning)  # the error names the same operators
         graph = env.get_job_graph()

@@ -9,8 +9,10 @@ from typing import Any
 
 import pytest
 
+from dagster_flinkpy.checkpoint.partitions import PartitionRetention
 from dagster_flinkpy.common import Duration, Time, Types, WatermarkStrategy
-from dagster_flinkpy.connectors import ParquetSink, ParquetSource
+from dagster_flinkpy.common.restart_strategies import FixedDelayRestart
+from dagster_flinkpy.connectors import DeltaSink, ParquetSink, ParquetSource
 from dagster_flinkpy.datastream import DataStream, OutputTag, StreamExecutionEnvironment
 from dagster_flinkpy.datastream.batch_function import BatchAggregateFunction
 from dagster_flinkpy.datastream.data_stream import KeyedStream
@@ -25,6 +27,8 @@ from dagster_flinkpy.datastream.window import (
     TumblingProcessingTimeWindows,
 )
 from dagster_flinkpy.errors import FlinkPyError
+from dagster_flinkpy.orchestration import flink_assets
+from dagster_flinkpy.state_processor import dispose_job, fork_job, list_forks
 
 PAIRS = Types.TUPLE([Types.LONG(), Types.LONG()])
 SECOND = Time.seconds(1)
@@ -143,6 +147,27 @@ WRONG: dict[str, tuple[Callable[[], Any], str]] = {
     "files": (lambda: ParquetSource("x", max_files_per_epoch="1"), "needs a whole number of files, not '1'"),
     "rows": (lambda: ParquetSource("x", batch_rows=1.5), "needs a whole number of rows, not 1.5"),
     "ParquetSink": (lambda: ParquetSink(5), "ParquetSink() needs a path, s3://..., or a StorageLocation, not 5"),
+    "columns": (
+        lambda: ParquetSink("x", partition_by=None),
+        "list of columns as partition_by, not None; without any",
+    ),
+    "columns in text": (lambda: ParquetSink("x", sort_by="a"), "needs a list of columns as sort_by, such as ['a']"),
+    "key": (lambda: DeltaSink("x", key=[1]), "DeltaSink() needs a list of columns as key, not [1]"),
+    "mean": (lambda: keyed().mean(1.5), "mean() needs the index or the name of a field, not 1.5"),
+    "sum of windows": (lambda: windowed().sum(None), "sum() needs the index or the name of a field, not None"),
+    "transform_spark": (
+        lambda: stream().transform_spark(lambda df: df, "x"),
+        "transform_spark() needs Types.ROW_NAMED(...) as output_type, not 'x'",
+    ),
+    # jobs
+    "restarts": (lambda: FixedDelayRestart(3, 10), "FixedDelayRestart(delay=...) needs a timedelta, such as"),
+    "retention": (lambda: PartitionRetention("all"), "PartitionRetention(every=...) needs a whole number of"),
+    "list_forks": (lambda: list_forks("s3://b/jobs/j"), "list_forks() needs the folder of a job as a StorageLocation"),
+    "fork_job": (lambda: fork_job("s3://b/jobs/j", "f"), "fork_job() needs the folder of a job as a StorageLocation"),
+    "dispose_job": (lambda: dispose_job("s3://b/jobs/j"), "dispose_job() needs the folder of a job as a Storage"),
+    "no environment": (lambda: flink_assets("x", name="n"), "job 'n' needs an environment, or a function that returns"),
+    "nothing": (lambda: flink_assets(lambda: None, name="n"), "job 'n' needs an environment, or a function that"),
+    "no name": (lambda: flink_assets(env, name=None), "job name None: use letters"),
 }
 
 

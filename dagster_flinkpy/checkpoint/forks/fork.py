@@ -13,6 +13,7 @@ from dagster_flinkpy.checkpoint.attempt import Attempt
 from dagster_flinkpy.checkpoint.claims import Claim, StoredClaim, claims_of, read_claim, write_claim
 from dagster_flinkpy.checkpoint.counter import COUNTER_KEY
 from dagster_flinkpy.checkpoint.forks.job_disposal import (
+    check_job,
     claims_elsewhere,
     finish_disposal,
     mark_disposed,
@@ -117,7 +118,8 @@ def fork_job(
         HeadLostError: ``HEAD`` of one of the jobs was lost.
         StorageError: The outcome is unknown; look with ``list_forks``.
     """
-    if not _NAME.fullmatch(name):
+    check_job("fork_job()", job)
+    if not isinstance(name, str) or not _NAME.fullmatch(name):
         raise ConfigurationError(f"a fork cannot be named {name!r}: use letters, digits, '_', '.' and '-'")
     if name == job.name:
         raise ConfigurationError(f"a fork needs another name than its job, {name!r}")
@@ -157,7 +159,11 @@ def list_forks(job: StorageLocation) -> list[Fork]:
 
     Args:
         job: The prefix of the job.
+
+    Raises:
+        ConfigurationError: It is no location.
     """
+    check_job("list_forks()", job)
     store = job.open()
     begun: dict[str, list[Claim]] = {}
     for stored in claims_of(store):

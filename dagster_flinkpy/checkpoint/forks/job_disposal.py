@@ -12,6 +12,7 @@ from dagster_flinkpy.checkpoint.needed_files import needed_files
 from dagster_flinkpy.checkpoint.savepoints.stored_savepoints import list_savepoints
 from dagster_flinkpy.checkpoint.store import CompletedCheckpointStore
 from dagster_flinkpy.checkpoint.traces import find_traces
+from dagster_flinkpy.common.arguments import check_argument
 from dagster_flinkpy.common.clock import current_millis
 from dagster_flinkpy.errors import CheckpointError, FencedError, JobNotFoundError
 from dagster_flinkpy.storage import StorageLocation
@@ -19,7 +20,15 @@ from dagster_flinkpy.storage.lease import LEADER_KEY, LeaseHeldError, if_killed
 from dagster_flinkpy.storage.object_store import ObjectStore
 from dagster_flinkpy.storage.origins import ORIGINS_FOLDER, origins_of
 
-__all__ = ["claims_elsewhere", "dispose_job", "finish_disposal", "mark_disposed", "split_origin", "tidy_claims"]
+__all__ = [
+    "check_job",
+    "claims_elsewhere",
+    "dispose_job",
+    "finish_disposal",
+    "mark_disposed",
+    "split_origin",
+    "tidy_claims",
+]
 
 
 def split_origin(path: str) -> tuple[str, str]:
@@ -30,6 +39,11 @@ def split_origin(path: str) -> tuple[str, str]:
     """
     job, _, folder = path.partition("/")
     return job, f"{folder}/" if folder else ""
+
+
+def check_job(call: str, job: object) -> None:
+    """Raises `ConfigurationError` unless a job is given as a location."""
+    check_argument(call, job, StorageLocation, "the folder of a job as a StorageLocation(...)")
 
 
 def dispose_job(job: StorageLocation, *, owner: str = "dispose_job", now_ms: int | None = None) -> None:
@@ -43,10 +57,12 @@ def dispose_job(job: StorageLocation, *, owner: str = "dispose_job", now_ms: int
         now_ms: The time, in milliseconds since 1970. Default: now.
 
     Raises:
+        ConfigurationError: The job is no location.
         JobNotFoundError: There is no such job.
         CheckpointError: A run may be active, or there are savepoints in the job's folder.
         CorruptMetadataError: ``HEAD`` is damaged.
     """
+    check_job("dispose_job()", job)
     store, now_ms = job.open(), current_millis() if now_ms is None else now_ms
     found = read_head(store)
     if found is None and not find_traces(store).found:

@@ -7,7 +7,7 @@ from abc import abstractmethod
 from collections.abc import Sequence
 from typing import Any, ClassVar
 
-from dagster_flinkpy.common.arguments import check_argument, check_number
+from dagster_flinkpy.common.arguments import check_argument, check_number, names_in
 from dagster_flinkpy.common.typeinfo import PickledBytesTypeInfo, TypeInformation
 from dagster_flinkpy.connectors.columns.column_types import PARTITION_TYPES, columns_of, is_nested
 from dagster_flinkpy.connectors.commit.staged_files import StagedFileCommitter
@@ -69,9 +69,8 @@ class TableSink(TwoPhaseCommittingSink):
         compression: str | None = None,
     ) -> None:
         call = f"{type(self).__name__}()"
-        for name, columns in (("partition_by", partition_by), ("sort_by", sort_by)):
-            if isinstance(columns, str):
-                raise ConfigurationError(f"{call} needs a list of columns as {name}, such as [{columns!r}]")
+        self.partition_by = names_in(call, "partition_by", partition_by)
+        self.sort_by = names_in(call, "sort_by", sort_by)
         if max_file_bytes is not None:
             check_number(call, max_file_bytes, "bytes")
             if max_file_bytes <= 0:
@@ -84,8 +83,6 @@ class TableSink(TwoPhaseCommittingSink):
                 f"{call} cannot partition by a column 'partition': Dagster's partitions have folders of that name"
             )
         self.location = checked_location(call, location)
-        self.partition_by = tuple(partition_by)
-        self.sort_by = tuple(sort_by)
         self.max_file_bytes = max_file_bytes
         self.compression = compression
 

@@ -7,7 +7,7 @@ from abc import abstractmethod
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, ClassVar
 
-from dagster_flinkpy.common.arguments import check_name
+from dagster_flinkpy.common.arguments import check_name, names_in
 from dagster_flinkpy.common.typeinfo import TypeInformation
 from dagster_flinkpy.connectors.columns.column_types import check_key, columns_of
 from dagster_flinkpy.connectors.columns.filled_columns import FilledColumns
@@ -53,11 +53,9 @@ class LakeSink(TwoPhaseCommittingSink):
                     f"{type(self).__name__}() cannot fill a column 'partition': folders of that name tell Dagster's "
                     "partitions, and not the values of a column. Give partition_column another name"
                 )
-        if isinstance(key, str):
-            raise ConfigurationError(f"key must be a list of columns, such as [{key!r}]")
         self.files, self.staged, self.location = files, staged, files.location
         check_folder(f"{type(self).__name__}()", self.location, self.unreadable)
-        self.key, self.merge_schema = tuple(key), merge_schema
+        self.key, self.merge_schema = names_in(f"{type(self).__name__}()", "key", key), merge_schema
         self.filled: FilledColumns | None = None
         if partition_column is not None:
             self._fill(FilledColumns(partition_column))

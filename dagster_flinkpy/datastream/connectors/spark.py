@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
+from dagster_flinkpy.common.arguments import check_argument
 from dagster_flinkpy.common.decimals import check_has_scale
 from dagster_flinkpy.common.typeinfo import RowTypeInfo, TupleTypeInfo, TypeInformation
 from dagster_flinkpy.datastream.connectors.base import Json, Source, SourceSplit, SplitEnumerator
@@ -111,6 +112,8 @@ def check_transform_types(input_type: TypeInformation, output_type: RowTypeInfo 
         )
     for each in (input_type, output_type):
         if each is not None:
+            wanted = "Types.ROW_NAMED(...) as output_type"
+            check_argument("transform_spark()", each, (RowTypeInfo, TupleTypeInfo), wanted)
             if ROWTIME in each.field_names:
                 raise JobGraphError(f"transform_spark(): {ROWTIME!r} is the column of event time; rename the field")
             check_has_scale(each, "transform_spark()")

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from dagster import AssetCheckKey, AssetCheckResult, AssetCheckSpec, AssetExecutionContext
 
+from dagster_flinkpy.common.arguments import check_settings
 from dagster_flinkpy.datastream.operator_specs import SinkSpec, SourceSpec, WindowSpec
 from dagster_flinkpy.errors import ConfigurationError, FlinkPyError, StorageError
 from dagster_flinkpy.orchestration.dagster_internals import SENSOR_NAME_TAG
@@ -109,9 +110,7 @@ class FlinkAssetChecks:
     """``checkpoint_trend`` warns if duration or size of the last checkpoint is more than this many times the median."""
 
     def __post_init__(self) -> None:
-        for name in ("max_lag", "max_event_time_lag"):
-            if (lag := getattr(self, name)) is not None and not isinstance(lag, timedelta):
-                raise ConfigurationError(f"{name}={lag!r} must be a timedelta, such as timedelta(minutes=5)")
+        check_settings(self)
         if self.trend_factor <= 1:
             raise ConfigurationError(
                 f"trend_factor={self.trend_factor} must be above 1: half of all checkpoints are above the median"
