@@ -163,7 +163,13 @@ class PickledBytesTypeInfo(TypeInformation):
 
     def from_arrow(self, column: pa.Array) -> list[Any]:
         # None itself is pickled: null is what a row that is missing has here.
-        return [None if v is None else pickle.loads(v) for v in column.to_pylist()]
+        try:
+            return [None if v is None else pickle.loads(v) for v in column.to_pylist()]
+        except Exception as e:  # anything, because a value runs code of its class
+            raise TypeMismatchError(
+                f"a pickled value cannot be read: {type(e).__name__}: {e}. If its class is not installed here, or has "
+                "another name or module now, bring it back as it was; otherwise pickle has not written these bytes"
+            ) from e
 
     def to_json(self) -> Json:
         return {"type": "PICKLED_BYTE_ARRAY"}

@@ -29,7 +29,7 @@ from dagster_flinkpy.state.files.runs import RunFiles
 from dagster_flinkpy.state.files.transfers import run_aside
 from dagster_flinkpy.state.handles import KeyedSnapshot, TableId, describe_schema
 from dagster_flinkpy.state.keyed_snapshot_future import KeyedSnapshotFuture, StoredSnapshot, write_snapshot
-from dagster_flinkpy.state.keys import TouchedKeys, hash_keys
+from dagster_flinkpy.state.keys import KeySeats, TouchedKeys, hash_keys
 from dagster_flinkpy.state.layout import (
     APPEND,
     SortKeys,
@@ -508,7 +508,7 @@ class ColumnarKeyedStateBackend:
             added = self._keys.append(distinct, sort_keys)
             self._keys_touched += len(added.column)
             for table in self._tables.values():
-                table.load(added)
+                self._load(table, added)
             seats[unknown] = added.first + codes
         return seats
 
@@ -572,4 +572,10 @@ class ColumnarKeyedStateBackend:
         if self._key_type is not None:
             table.bind(self._key_type)
             if (touched := self._keys.all()) is not None:
-                table.load(touched)
+                self._load(table, touched)
+
+    def _load(self, table: OverlayTable, keys: KeySeats) -> None:
+        try:
+            table.load(keys)
+        except TypeMismatchError as error:  # of a pickled value
+            raise TypeMismatchError(f"operator {self._operator!r}, state {table.name!r}: {error}") from error

@@ -355,6 +355,20 @@ def test_only_a_declared_pickle_is_unpickled(make_backend: MakeBackend, store: L
     make_backend(bad, key_type=LONG).snapshot()
 
 
+class Renamed:
+    """A class that has another name when its value is read."""
+
+
+def test_a_pickled_value_whose_class_is_gone_names_the_state(
+    make_backend: MakeBackend, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    descriptor = ValueStateDescriptor("v", Types.PICKLED_BYTE_ARRAY())
+    snapshot = write(make_backend(key_type=LONG), {1: Renamed()}, descriptor)
+    monkeypatch.delitem(globals(), "Renamed")
+    with pytest.raises(TypeMismatchError, match=r"operator 'op', state 'v': a pickled value .* attribute 'Renamed'"):
+        read(make_backend(snapshot, key_type=LONG), [1], descriptor)
+
+
 def test_damaged_state_is_refused_when_it_is_touched(
     make_backend: MakeBackend, store: LocalObjectStore, tmp_path: Path
 ) -> None:
