@@ -168,7 +168,7 @@ class TwoPhaseCommitSinkResource(StorageResource, ABC):
             key = _asset_key(context, asset_key)
             partitions = _partitions(context, key)
             transaction = OutputTransaction.begin(
-                self._output(key.to_user_string(), table, options),
+                self._output(output_name(key), table, options),
                 partitions,
                 context.run.run_id,
                 f"{context.run.run_id}/{context.retry_number}" if self.writes_once else None,
@@ -431,6 +431,21 @@ class KafkaSinkResource(TwoPhaseCommitSinkResource):
         run_key = first_try(context.instance, context.run)
         with super().transaction(context, table, asset_key=asset_key, run_key=run_key, **options) as transaction:
             yield transaction
+
+
+def output_name(key: AssetKey) -> str:
+    """Returns the name under which the rows and transactions of an asset are known.
+
+    Raises:
+        ConfigurationError: Another asset may have the same one.
+    """
+    name = key.to_user_string()
+    if any("/" in part for part in key.path):
+        raise ConfigurationError(
+            f"asset {key} has a '/' inside a part of its key, so its rows would be those of asset "
+            f"{AssetKey(name.split('/'))}, too, which would replace them. Give it that key: it keeps its rows"
+        )
+    return name
 
 
 def _asset_key(context: AssetExecutionContext, asset_key: CoercibleToAssetKey | None) -> AssetKey:

@@ -25,7 +25,7 @@ from dagster_flinkpy.common.clock import datetime_of_millis
 from dagster_flinkpy.errors import ConfigurationError
 from dagster_flinkpy.orchestration.dagster_internals import CoercibleToAssetKey
 from dagster_flinkpy.orchestration.failure import flink_failures
-from dagster_flinkpy.orchestration.sink_resources import LingeringTransaction, TwoPhaseCommitSinkResource
+from dagster_flinkpy.orchestration.sink_resources import LingeringTransaction, TwoPhaseCommitSinkResource, output_name
 
 __all__ = ["build_transaction_checks", "build_transactions_job"]
 
@@ -43,13 +43,13 @@ def build_transaction_checks(assets: Sequence[CoercibleToAssetKey], *, resource_
         resource_key: The key of their `TwoPhaseCommitSinkResource`.
 
     Raises:
-        ConfigurationError: There are no assets.
+        ConfigurationError: There are no assets, or one has the name of another.
     """
-    keys = [AssetKey.from_coercible(each) for each in assets]
-    if not keys:
+    names = {key: output_name(key) for key in map(AssetKey.from_coercible, assets)}
+    if not names:
         raise ConfigurationError("build_transaction_checks() needs the keys of the assets")
     description = "No transaction of a run that has ended is still open."
-    specs = [AssetCheckSpec(_CHECK, asset=key, description=description) for key in keys]
+    specs = [AssetCheckSpec(_CHECK, asset=key, description=description) for key in names]
 
     @multi_asset_check(
         name=f"{_CHECK}_{resource_key}", specs=specs, required_resource_keys={resource_key}, can_subset=True
@@ -58,7 +58,7 @@ def build_transaction_checks(assets: Sequence[CoercibleToAssetKey], *, resource_
         with flink_failures(context.log):
             found = _resource(context, resource_key).lingering(context.instance)
         for check in sorted(context.selected_asset_check_keys):
-            of_asset = [each for each in found if each.asset == check.asset_key.to_user_string()]
+            of_asset = [each for each in found if each.asset == names[check.asset_key]]
             yield AssetCheckResult(
                 passed=not of_asset,
                 asset_key=check.asset_key,

@@ -206,6 +206,26 @@ def test_what_cannot_be_written_is_named(
     assert (files.rows(), files.target.staged()) == ([], 0)
 
 
+def test_an_asset_that_another_one_would_be_taken_for_is_refused(files: Deployment) -> None:
+    @dg.asset(key=["x", "a"])
+    def two(context: dg.AssetExecutionContext, tables: dg.ResourceParam[Any]) -> None:
+        with tables.transaction(context, "t") as transaction:
+            transaction.write(numbers(1))
+
+    @dg.multi_asset(outs={"out": dg.AssetOut(key="x/a")})  # @asset refuses such a key
+    def one(context: dg.AssetExecutionContext, tables: dg.ResourceParam[Any]) -> Any:
+        with tables.transaction(context, "t") as transaction:
+            transaction.write(numbers(2))
+        yield dg.Output(None, "out")
+
+    assert files.run(two).success
+    kind, message = failure(files.run(one))
+    assert (kind, files.rows()) == ("ConfigurationError", [("x%2Fa", None, 1)])
+    assert "would be those of asset AssetKey(['x', 'a']), too" in message
+    with pytest.raises(ConfigurationError, match="has a '/' inside a part of its key"):
+        build_transaction_checks(["x/a"], resource_key="tables")
+
+
 def test_other_columns_than_before_are_refused(files: Deployment) -> None:
     @dg.asset
     def a(context: dg.AssetExecutionContext, tables: dg.ResourceParam[Any]) -> None:
