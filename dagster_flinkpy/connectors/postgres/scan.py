@@ -263,7 +263,8 @@ class Scan:
 @contextmanager
 def scanning(source: PostgresSource) -> Iterator[Scan]:
     """Connects for a scan. What fails becomes a SourceReadError."""
-    with reading(f"table {source.table!r} of PostgreSQL"), connect(source.conninfo, "flinkpy source") as connection:
+    what, standby = f"table {source.table!r} of PostgreSQL", source.bounded is not False and source.partition is None
+    with reading(what), connect(source.conninfo, "flinkpy source", standby=standby) as connection:
         yield Scan(source, connection)
 
 

@@ -147,6 +147,25 @@ def test_commits_of_prepared_transactions_that_die_are_committed_by_the_next_att
     assert (database.rows(), database.prepared()) == ([1, 2, 3], 0)
 
 
+@pytest.mark.parametrize(
+    ("hosts", "standby", "wanted"),
+    [
+        ("a,b", False, "read-write"),
+        ("a,b", True, None),
+        ("a", False, None),
+        ("a,b target_session_attrs=any", False, "any"),
+    ],
+)
+def test_of_several_hosts_one_that_takes_writes_is_used(
+    monkeypatch: pytest.MonkeyPatch, hosts: str, standby: bool, wanted: str | None
+) -> None:
+    """A standby that came first refused all writes, so a failover ended the job for good."""
+    used: list[str] = []
+    monkeypatch.setattr(psycopg.Connection, "connect", lambda conninfo, **_: used.append(conninfo))
+    connect(f"host={hosts}", "test", standby=standby)
+    assert psycopg.conninfo.conninfo_to_dict(used[0]).get("target_session_attrs") == wanted
+
+
 @pytest.mark.parametrize("prepares", [False, True])
 def test_a_pooler_that_gives_each_transaction_another_session_changes_no_value(
     database: Database, monkeypatch: pytest.MonkeyPatch, prepares: bool
