@@ -78,8 +78,8 @@ class _PostgresCommitter(CheckpointCommitter):
         try:
             if not self._checked:
                 self._check(connection)
-                if staged is not None and not self._session.exists(connection, self._session.ledger):
-                    raise self._ledger_lost(connection, staged)
+                if staged is not None:
+                    self._check_ledger(connection, staged)
                 self._session.create_ledger(connection)
                 self._checked = True
         except BaseException:
@@ -91,9 +91,18 @@ class _PostgresCommitter(CheckpointCommitter):
         self._table.create(connection)
         self._table.check(connection)
 
-    def _ledger_lost(self, connection: psycopg.Connection[Any], checkpoint_id: int) -> CommitRefusedError:
+    def _check_ledger(self, connection: psycopg.Connection[Any], checkpoint_id: int) -> None:
+        """Checks that the ledger is there, and the one that an earlier attempt had."""
         ledger = self._session.ledger.as_string(connection)
-        return CommitRefusedError(
+        if (schema := self._session.other_schema(connection)) is not None:
+            raise CommitRefusedError(
+                f"sink {self._context.uid!r} has entries in schema {schema!r} of what it has committed, and none in "
+                f"table {ledger} that search_path leads to now, so the rows of checkpoint {checkpoint_id} could be "
+                f"written twice. Set search_path back, or name the schema: table='{schema}.{self._sink.table}'"
+            )
+        if self._session.exists(connection, self._session.ledger):
+            return
+        raise CommitRefusedError(
             f"table {ledger} is gone, which knows what sink {self._context.uid!r} has committed, so nobody knows "
             f"whether the rows of checkpoint {checkpoint_id} are in table {self._sink.uri()}. Look there. If they are, "
             f"restore 'chk-{checkpoint_id}' to continue without them. If not, create the table and run again: "

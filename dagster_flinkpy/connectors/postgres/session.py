@@ -49,7 +49,7 @@ class Session:
 
     def __init__(self, sink: PostgresSink, job_id: str, uid: str) -> None:
         self._conninfo = sink.conninfo
-        self._job_id, self._uid = job_id, uid
+        self._job_id, self._uid, self._schema = job_id, uid, sink.schema
         schema = [] if sink.schema is None else [sink.schema]
         self._name = ".".join([*schema, sink.table])
         self.target, self.ledger = table_of(sink.schema, sink.table), table_of(sink.schema, LEDGER)
@@ -140,6 +140,21 @@ class Session:
         statement = sql.SQL("SELECT max(checkpoint) FROM {} WHERE job = %s AND uid = %s").format(self.ledger)
         newest: int | None = value_of(connection, statement, self._job_id, self._uid)
         return newest
+
+    def other_schema(self, connection: psycopg.Connection[Any]) -> str | None:
+        """Returns the schema whose ledger has entries of the sink, if it names none and search_path finds no entry."""
+        if self._schema is not None or self.last_committed(connection) is not None:
+            return None
+        found = connection.execute(
+            "SELECT nspname FROM pg_class c JOIN pg_namespace n ON n.oid = relnamespace WHERE relname = %s "
+            "AND relkind IN ('r', 'p') AND has_table_privilege(c.oid, 'SELECT')",
+            [LEDGER],
+        )
+        for (schema,) in found.fetchall():
+            statement = sql.SQL("SELECT 1 FROM {} WHERE job = %s AND uid = %s LIMIT 1").format(table_of(schema, LEDGER))
+            if connection.execute(statement, [self._job_id, self._uid]).fetchone() is not None:
+                return str(schema)
+        return None
 
     def is_empty(self, connection: psycopg.Connection[Any]) -> bool:
         """Returns whether the target has no rows, or does not exist. False if this role may not see all of them."""

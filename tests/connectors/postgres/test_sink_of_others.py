@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -203,6 +204,31 @@ def test_without_the_ledger_an_earlier_attempt_is_not_committed_twice(database: 
         with pytest.raises(CommittableLostError, match="is gone"):
             commit(sink, request, token=2)
     assert database.rows() == [1]
+
+
+@pytest.mark.parametrize("table", ["CREATE TABLE {}_o.t (LIKE {}.t)", "SELECT"], ids=["other table", "same table"])
+def test_a_search_path_that_leads_to_another_ledger_commits_nothing_twice(database: Database, table: str) -> None:
+    database.create()
+
+    def sink(*schemas: str) -> PostgresSink:
+        path = "%2C".join(each.replace("{}", database.schema) for each in schemas)
+        return PostgresSink(f"{database.conninfo}&options=-csearch_path%3D{path}", "t", str(database.staging))
+
+    request, copy = stage(sink("{}"), numbers(1)), database.staging.with_name("copy")
+    shutil.copytree(database.staging, copy)
+    commit(sink("{}"), request)
+    shutil.copytree(copy, database.staging, dirs_exist_ok=True)  # it died before it had cleaned up
+    ledger = "CREATE TABLE {}_o.flinkpy_commits (LIKE {}.flinkpy_commits INCLUDING ALL)"
+    for statement in ("CREATE SCHEMA {}_o", table, ledger):
+        database.sql(statement)
+    try:
+        advice = rf"entries in schema '{database.schema}'.*table='{database.schema}\.t'"
+        with pytest.raises(CommitRefusedError, match=advice):
+            commit(sink("{}_o", "{}"), request, token=2)
+        commit(sink("{}"), request, token=2)
+        assert database.rows() == [1]
+    finally:
+        database.sql("DROP SCHEMA {}_o CASCADE")
 
 
 @pytest.mark.parametrize("change", ["DELETE FROM {}.flinkpy_commits", "TRUNCATE {}.t, {}.flinkpy_commits"])
