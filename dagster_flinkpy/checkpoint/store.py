@@ -251,13 +251,13 @@ class CompletedCheckpointStore:
                 put_if(self.store, HEAD_KEY, Head(attempt.token, lost=True).to_bytes(), None)
 
     def renew(self, attempt: Attempt, ttl: timedelta, now_ms: int) -> None:
-        """Renews the lease if less than half of it is left.
+        """Renews the lease if less than half of it is left, or more than all of it: then the clock was set back.
 
         Raises:
             FencedError: Another attempt took over; the message says which.
         """
         with self._lease_lock:
-            if attempt.leader.record.expires_at - now_ms < ttl // timedelta(milliseconds=2):
+            if not ttl / 2 <= timedelta(milliseconds=attempt.leader.record.expires_at - now_ms) <= ttl:
                 attempt.leader = lease.renew(self.store, attempt.leader, ttl, now_ms)
 
     def assign_checkpoint_id(self, attempt: Attempt) -> int:

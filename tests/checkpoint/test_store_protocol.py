@@ -222,6 +222,16 @@ def test_a_lease_is_renewed_when_half_of_it_is_over(store: CompletedCheckpointSt
     store.check_leader(attempt)
 
 
+def test_a_lease_is_renewed_although_the_clock_was_set_back(store: CompletedCheckpointStore) -> None:
+    """It was not, for as long as the clock had been ahead: for others the lease ended, and the run was taken over."""
+    ttl = timedelta(seconds=60)
+    attempt = store.begin_attempt("run-1", NOW, ttl)
+    store.renew(attempt, ttl, NOW - 600_000)
+    record = store.leader()
+    assert record is not None
+    assert record.expires_at == NOW - 540_000
+
+
 def test_who_was_fenced_cannot_renew(store: CompletedCheckpointStore) -> None:
     old = store.begin_attempt("run-old", NOW)
     store.begin_attempt("run-new", NOW)
