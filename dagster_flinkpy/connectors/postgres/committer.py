@@ -111,9 +111,8 @@ class _PostgresCommitter(CheckpointCommitter):
 
     def _check_last(self, connection: psycopg.Connection[Any]) -> None:
         """Checks that what this attempt has committed is still there."""
-        if self._last is None:
-            return
-        if not self._session.registered(connection, "checkpoint = %s AND digest = %s", *self._last):
+        same = "checkpoint = %s AND digest = %s"
+        if self._last is not None and not self._session.registered(connection, same, *self._last):
             ledger = self._session.ledger.as_string(connection)
             raise ConfigurationError(
                 f"table {ledger} does not know checkpoint {self._last[0]} any more, which this attempt has committed "

@@ -37,8 +37,9 @@ _WIDER: dict[str, tuple[str, ...]] = {
 without a zone are in UTC. Text may go into any column."""
 _TEXTS = ("text", "varchar")
 _FOUND = """
-SELECT to_regclass(%(table)s)::oid::bigint, (SELECT min(oid::regclass::text) FROM pg_class WHERE relpersistence = 'u'
-  AND oid IN (SELECT to_regclass(%(table)s) UNION SELECT relid FROM pg_partition_tree(to_regclass(%(table)s))))
+SELECT to_regclass(%(table)s)::oid::bigint, min(oid::regclass::text) FILTER (WHERE relpersistence = 'u'),
+  min(oid::regclass::text) FILTER (WHERE relkind = 'f')
+FROM pg_class WHERE oid = to_regclass(%(table)s) OR oid IN (SELECT relid FROM pg_partition_tree(to_regclass(%(table)s)))
 """
 _MICROS = 6
 
@@ -79,13 +80,18 @@ class PostgresTarget:
     def check(self, connection: psycopg.Connection[Any]) -> None:
         """Checks the table. Within a transaction that has written to it, it holds until the end."""
         target = self._session.target.as_string(connection)
-        oid, unlogged = row_of(connection, _FOUND, {"table": target})
+        oid, unlogged, foreign = row_of(connection, _FOUND, {"table": target})
         if oid is None:
             raise ConfigurationError(f"table {self._sink.uri()} does not exist any more")
         if unlogged is not None:
             raise ConfigurationError(
                 f"table {self._sink.uri()} is UNLOGGED: after a crash of the server it has no rows, and the job would "
                 f"not write them again. Change it: ALTER TABLE {unlogged} SET LOGGED"
+            )
+        if foreign is not None:
+            raise ConfigurationError(
+                f"table {self._sink.uri()}: {foreign} is a foreign table. Its server commits before this one does, so "
+                "a crash in between would write rows twice. Let the sink write to that server itself"
             )
         if self._oid not in (None, oid):
             raise ConfigurationError(

@@ -117,6 +117,18 @@ def test_a_table_whose_partition_a_crash_would_empty_is_refused(database: Databa
         committer(sink).abort_lingering([])
 
 
+def test_a_table_with_a_partition_on_another_server_is_refused(database: Database) -> None:
+    """That server commits by itself: a crash before the commit here wrote rows twice."""
+    database.create("n bigint, s text) PARTITION BY RANGE (n")
+    database.sql("CREATE FOREIGN DATA WRAPPER {}_far; CREATE SERVER {}_far FOREIGN DATA WRAPPER {}_far")
+    try:
+        database.sql("CREATE FOREIGN TABLE {}.far PARTITION OF {}.t DEFAULT SERVER {}_far")
+        with pytest.raises(ConfigurationError, match=f"{database.schema}.far is a foreign table"):
+            committer(database.sink()).abort_lingering([])
+    finally:
+        database.sql("DROP FOREIGN DATA WRAPPER {}_far CASCADE")
+
+
 def test_a_table_that_was_made_anew_during_a_run_is_refused(database: Database) -> None:
     database.create()
     sink = database.sink()
