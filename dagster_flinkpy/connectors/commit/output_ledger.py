@@ -84,6 +84,8 @@ class LedgerState(JsonRecord):
     """Those that have begun and have not ended, oldest first."""
     writers: tuple[str, ...] = ()
     """The last ones that may write only once, and have."""
+    whole: bool = False
+    """Whether the table has rows that were written for no partition."""
     exists: bool = field(default=False, compare=False)
     """Whether the ledger has been written."""
 
@@ -95,11 +97,14 @@ class LedgerState(JsonRecord):
         """Returns the state without some transactions."""
         return replace(self, transactions=tuple(each for each in self.transactions if each.token not in tokens))
 
-    def written_by(self, writer: str | None) -> LedgerState:
-        """Returns the state after somebody has written who may do so only once; None changes nothing."""
-        if writer is None or writer in self.writers:
+    def committed(self, record: TransactionRecord) -> LedgerState:
+        """Returns the state after a transaction was committed, unless somebody else has said so."""
+        if self.find(record.token) is None:
             return self
-        return replace(self, writers=(*self.writers, writer)[-_WRITERS:])
+        state, writer = self.without(record.token), record.writer
+        if writer is not None and writer not in self.writers:
+            state = replace(state, writers=(*self.writers, writer)[-_WRITERS:])
+        return replace(state, whole=bool(record.staged)) if record.partitions is None else state
 
     def overlapping(self, partitions: tuple[str, ...] | None) -> list[TransactionRecord]:
         """Returns the transactions that replace some of these partitions; None stands for the whole output."""
@@ -116,6 +121,7 @@ class OutputLedger:
         self._store = store
         self.asset, self.table = asset, table
         self._key = f"{_FOLDER}/{quote(table, safe='')}/{quote(asset, safe='')}.json"
+        self.url = f"{store.url}/{self._key}"
 
     @staticmethod
     def all(store: ObjectStore) -> Iterator[OutputLedger]:
@@ -141,7 +147,7 @@ class OutputLedger:
                 with trial:
                     put_if(self._store, self._key, _encoded(changed), etag)
         except tenacity.RetryError as error:
-            message = f"{self._store.url}/{self._key} is changed by too many others at once; run again"
+            message = f"{self.url} is changed by too many others at once; run again"
             raise FencedError(message) from error
         return replace(changed, exists=True)
 
@@ -156,9 +162,7 @@ class OutputLedger:
                 raise ValueError(f"version {version} was written by a newer release")
             return replace(LedgerState.from_json(record), exists=True), etag
         except ValueError as error:
-            raise CorruptMetadataError(
-                f"cannot read the transactions of {self._store.url}/{self._key}: {error}"
-            ) from error
+            raise CorruptMetadataError(f"cannot read the transactions of {self.url}: {error}") from error
 
 
 def _encoded(state: LedgerState) -> bytes:

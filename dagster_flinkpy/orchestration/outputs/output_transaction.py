@@ -107,12 +107,12 @@ class Output:
             raise
         for partition in [None] if record.partitions is None else record.partitions:
             committer.replace_partition(partition, record.token)
-        self.drop(record.token, record.writer)
+        self.drop(record, committed=True)
 
-    def drop(self, token: int, writer: str | None = None) -> None:
+    def drop(self, record: TransactionRecord, *, committed: bool = False) -> None:
         """Removes a transaction from the ledger, and what it has staged."""
-        self.ledger.change(lambda state: state.without(token).written_by(writer))
-        self.discard(lambda each: each == token)
+        self.ledger.change(lambda state: state.committed(record) if committed else state.without(record.token))
+        self.discard(lambda each: each == record.token)
 
     def discard(self, ended: Callable[[int], bool]) -> int:
         """Deletes what transactions that can no longer commit have staged, and returns how much that was."""
@@ -191,7 +191,7 @@ class OutputTransaction:
             writer: The try of the run, if the table cannot replace what it has. Default: it can.
 
         Raises:
-            ConfigurationError: The writer has written already.
+            ConfigurationError: The writer has written already, or the table has rows of a time without partitions.
             StorageError: The store failed, or an earlier transaction that has to be committed first cannot be just now.
         """
         ledger = output.ledger
@@ -207,6 +207,12 @@ class OutputTransaction:
                 raise ConfigurationError(
                     f"asset {output.asset!r} has written to {output.table!r} in this run already, and what is there "
                     "cannot be replaced: write all of it in one transaction"
+                )
+            if state.whole and wanted is not None and writer is None:
+                raise ConfigurationError(
+                    f"asset {output.asset!r} has written to {output.table!r} without partitions, and these rows would "
+                    "stay beside those of its partitions. Run it once as it was, without rows, which deletes them. Or "
+                    f"delete the rows whose dagster_asset_key is {output.asset!r}, and then {ledger.url}"
                 )
             token = max(state.last_token, floor) + 1
             others = state.without(*(each.token for each in state.overlapping(wanted))).transactions
@@ -287,7 +293,7 @@ class OutputTransaction:
             with self._fencing():
                 self.output.finish(record)
         except ConfigurationError:
-            self.output.drop(self.token)
+            self.output.drop(record)
             raise
 
     @contextmanager
@@ -334,7 +340,7 @@ def _finish_earlier(output: Output, record: TransactionRecord) -> None:
             "transaction %d of asset %r (run %s) cannot be committed, so its partitions (%s) must be run again: %s",
             *(record.token, output.asset, record.run_id, ", ".join(record.partitions or ("all",)), error),
         )
-        output.drop(record.token)
+        output.drop(record)
 
 
 def writer_context(output: Output, token: int, partition: str | None, subtask: int) -> WriterInitContext:

@@ -19,6 +19,7 @@ from dagster_flinkpy.connectors.iceberg.committer import IcebergCommitter
 from dagster_flinkpy.connectors.postgres.session import Session
 from dagster_flinkpy.errors import (
     CommitRefusedError,
+    ConfigurationError,
     CorruptMetadataError,
     FencedError,
     SinkCommitError,
@@ -76,6 +77,18 @@ def test_a_transaction_replaces_its_partitions(target: Target) -> None:
     target.put({"x": [1], "y/1": [2], "z": [3]})
     target.put({"x": [10], "y/1": []})
     assert target.rows() == [("a", "x", 10), ("a", "z", 3), ("b", "x", 9)]
+
+
+def test_rows_of_a_time_without_partitions_are_no_rows_of_a_partition(target: Target) -> None:
+    target.put({None: [1]})
+    with pytest.raises(ConfigurationError, match=r"has written to .* without partitions.*Run it once as it was, with"):
+        target.put({"x": [2]})
+    assert (target.rows(), target.staged()) == ([("a", None, 1)], 0)
+    target.put({None: []})
+    target.put({"x": [2]})
+    assert target.rows() == [("a", "x", 2)]
+    target.put({None: [3]})
+    assert target.rows() == [("a", None, 3)]
 
 
 def test_what_is_aborted_leaves_nothing(target: Target) -> None:
