@@ -20,7 +20,9 @@ if TYPE_CHECKING:
 __all__ = ["ListTypeInfo", "MapTypeInfo", "RowTypeInfo", "TupleTypeInfo", "parts_of"]
 
 
-def _check_types(name: str, types: Sequence[Any]) -> None:
+def _check_types(name: str, types: Any) -> None:
+    if not isinstance(types, Collection):
+        raise ConfigurationError(f"Types.{name} needs a list of types, such as [Types.LONG()], not {types!r}")
     for each in types:
         if not isinstance(each, TypeInformation):
             raise ConfigurationError(f"Types.{name} needs types from Types.*, such as Types.LONG(), not {each!r}")
@@ -34,7 +36,6 @@ class _StructTypeInfo(TypeInformation):
             raise ConfigurationError(f"{len(field_types)} field types for {len(field_names)} field names")
         if len(set(field_names)) != len(field_names):
             raise ConfigurationError(f"field names are not unique: {list(field_names)}")
-        _check_types("TUPLE" if isinstance(self, TupleTypeInfo) else "ROW", field_types)
         self.field_types = tuple(field_types)
         self.field_names = tuple(field_names)
         self._naming = [(i, t) for i, t in enumerate(field_types) if t.names_fields]
@@ -133,6 +134,7 @@ class RowTypeInfo(_StructTypeInfo):
     """
 
     def __init__(self, field_types: Sequence[TypeInformation], field_names: Sequence[str] | None = None) -> None:
+        _check_types("ROW", field_types)
         super().__init__(field_types, field_names or [f"f{i}" for i in range(len(field_types))])
         self.named = field_names is not None
 
@@ -212,6 +214,7 @@ class TupleTypeInfo(_StructTypeInfo):
     """A Python tuple of typed fields (Flink's ``TupleN``)."""
 
     def __init__(self, field_types: Sequence[TypeInformation]) -> None:
+        _check_types("TUPLE", field_types)
         super().__init__(field_types, [f"f{i}" for i in range(len(field_types))])
 
     def get_field_types(self) -> list[TypeInformation]:

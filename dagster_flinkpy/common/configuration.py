@@ -44,7 +44,13 @@ class Configuration:
         return self._options.get(key, default_value)
 
     def set_string(self, key: str, value: str) -> Configuration:
-        """Sets an option."""
+        """Sets an option.
+
+        Raises:
+            ConfigurationError: The value is None.
+        """
+        if value is None:
+            raise ConfigurationError(f"option {key!r} needs a value, not None; leave it out for its default")
         self._options[key] = str(value)
         return self
 

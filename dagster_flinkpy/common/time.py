@@ -5,9 +5,20 @@ from __future__ import annotations
 from dataclasses import dataclass
 from datetime import datetime, timezone
 
-from dagster_flinkpy.errors import TypeMismatchError
+from dagster_flinkpy.errors import ConfigurationError, TypeMismatchError
 
 __all__ = ["Duration", "Instant", "Time"]
+
+
+def _millis(call: str, number: float, unit: int) -> int:
+    """Returns a number of units of time in milliseconds.
+
+    Raises:
+        ConfigurationError: It is no number, or not one of whole milliseconds.
+    """
+    if not isinstance(number, (int, float)) or isinstance(number, bool) or number * unit % 1 != 0:
+        raise ConfigurationError(f"{call} needs a number that gives whole milliseconds, not {number!r}")
+    return int(number * unit)
 
 
 @dataclass(frozen=True, order=True)
@@ -26,27 +37,27 @@ class Time:
     @staticmethod
     def milliseconds(milliseconds: int) -> Time:
         """Returns a span of this many milliseconds."""
-        return Time(milliseconds)
+        return Time(_millis("Time.milliseconds()", milliseconds, 1))
 
     @staticmethod
     def seconds(seconds: int) -> Time:
         """Returns a span of this many seconds."""
-        return Time(seconds * 1000)
+        return Time(_millis("Time.seconds()", seconds, 1000))
 
     @staticmethod
     def minutes(minutes: int) -> Time:
         """Returns a span of this many minutes."""
-        return Time(minutes * 60_000)
+        return Time(_millis("Time.minutes()", minutes, 60_000))
 
     @staticmethod
     def hours(hours: int) -> Time:
         """Returns a span of this many hours."""
-        return Time(hours * 3_600_000)
+        return Time(_millis("Time.hours()", hours, 3_600_000))
 
     @staticmethod
     def days(days: int) -> Time:
         """Returns a span of this many days."""
-        return Time(days * 86_400_000)
+        return Time(_millis("Time.days()", days, 86_400_000))
 
 
 @dataclass(frozen=True, order=True)
@@ -62,32 +73,32 @@ class Duration:
     @staticmethod
     def of_days(days: int) -> Duration:
         """Returns a span of this many days."""
-        return Duration(days * 86_400_000)
+        return Duration(_millis("Duration.of_days()", days, 86_400_000))
 
     @staticmethod
     def of_hours(hours: int) -> Duration:
         """Returns a span of this many hours."""
-        return Duration(hours * 3_600_000)
+        return Duration(_millis("Duration.of_hours()", hours, 3_600_000))
 
     @staticmethod
     def of_minutes(minutes: int) -> Duration:
         """Returns a span of this many minutes."""
-        return Duration(minutes * 60_000)
+        return Duration(_millis("Duration.of_minutes()", minutes, 60_000))
 
     @staticmethod
     def of_seconds(seconds: int) -> Duration:
         """Returns a span of this many seconds."""
-        return Duration(seconds * 1000)
+        return Duration(_millis("Duration.of_seconds()", seconds, 1000))
 
     @staticmethod
     def of_millis(millis: int) -> Duration:
         """Returns a span of this many milliseconds."""
-        return Duration(millis)
+        return Duration(_millis("Duration.of_millis()", millis, 1))
 
     @staticmethod
     def of_nanos(nanos: int) -> Duration:
         """Returns a span of this many nanoseconds, rounded down to milliseconds."""
-        return Duration(nanos // 1_000_000)
+        return Duration(_millis("Duration.of_nanos()", nanos, 1) // 1_000_000)
 
 
 @dataclass(frozen=True, order=True, repr=False)

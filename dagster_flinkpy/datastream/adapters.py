@@ -230,6 +230,8 @@ def projected_type(tuple_type: TypeInformation, field_indexes: Sequence[int]) ->
     """
     if not isinstance(tuple_type, TupleTypeInfo):
         raise JobGraphError(f"project() needs a stream of Types.TUPLE(...), not {tuple_type}")
+    if not field_indexes:
+        raise JobGraphError("project() needs the index of a field, such as project(0)")
     for index in field_indexes:
         check_number("project()", index, "each field: its index")
     if not all(0 <= i < len(tuple_type.field_types) for i in field_indexes):

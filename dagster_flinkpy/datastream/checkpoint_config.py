@@ -8,7 +8,7 @@ from pathlib import Path
 
 from dagster_flinkpy.common.arguments import check_argument, check_number
 from dagster_flinkpy.common.clock import to_millis
-from dagster_flinkpy.common.time import Duration
+from dagster_flinkpy.common.time import Duration, Time
 from dagster_flinkpy.datastream.checkpointing.master_hook import MasterTriggerRestoreHook
 from dagster_flinkpy.datastream.checkpointing.state_backend_type import StateBackendType
 from dagster_flinkpy.datastream.checkpointing.state_recovery import RecoveryClaimMode
@@ -54,6 +54,7 @@ class CheckpointConfig:
 
     def set_checkpoint_storage_dir(self, checkpoint_path: str) -> CheckpointConfig:
         """Sets where checkpoints go; a relative path is one of the working directory at this call."""
+        check_argument("set_checkpoint_storage_dir()", checkpoint_path, str, "text: a folder, or s3://bucket/prefix")
         is_url = not checkpoint_path.strip() or ":/" in checkpoint_path
         self.storage_dir = checkpoint_path if is_url else str(Path(checkpoint_path).expanduser().absolute())
         return self
@@ -163,11 +164,17 @@ class CheckpointConfig:
         self, retention_mode: ExternalizedCheckpointRetention
     ) -> CheckpointConfig:
         """Sets what happens to checkpoints when a run ends. By default they are kept for the next run."""
+        wanted = "an ExternalizedCheckpointRetention, such as ExternalizedCheckpointRetention.DELETE_ON_CANCELLATION"
+        check_argument(
+            "set_externalized_checkpoint_retention()", retention_mode, ExternalizedCheckpointRetention, wanted
+        )
         self.retention = retention_mode
         return self
 
     def set_recovery_claim_mode(self, claim_mode: RecoveryClaimMode) -> CheckpointConfig:
         """Sets who owns a checkpoint or savepoint that a run restores on request."""
+        wanted = "a RecoveryClaimMode, such as RecoveryClaimMode.CLAIM"
+        check_argument("set_recovery_claim_mode()", claim_mode, RecoveryClaimMode, wanted)
         self.claim_mode = claim_mode
         return self
 
@@ -182,6 +189,7 @@ class CheckpointConfig:
 
     def enable_unaligned_checkpoints(self, enabled: bool = True) -> CheckpointConfig:
         """Lets an input gate that aligns for too long take its snapshot early, with the waiting input."""
+        check_argument("enable_unaligned_checkpoints()", enabled, bool, "True or False")
         self.unaligned = enabled
         return self
 
@@ -195,5 +203,7 @@ class CheckpointConfig:
 
     def set_aligned_checkpoint_timeout(self, alignment_timeout: Duration) -> CheckpointConfig:
         """Sets how long an input gate aligns, if checkpoints may be unaligned; 0 means not at all."""
+        wanted = "a Duration, such as Duration.of_seconds(30)"
+        check_argument("set_aligned_checkpoint_timeout()", alignment_timeout, (Duration, Time), wanted)
         self.aligned_timeout = timedelta(milliseconds=alignment_timeout.millis)
         return self

@@ -8,7 +8,7 @@ from datetime import timedelta
 from itertools import islice
 from typing import TYPE_CHECKING, Any, overload
 
-from dagster_flinkpy.common.arguments import check_argument, check_number
+from dagster_flinkpy.common.arguments import check_argument, check_count
 from dagster_flinkpy.common.execution_config import ExecutionConfig
 from dagster_flinkpy.common.former_names import missing_method
 from dagster_flinkpy.common.typeinfo import PickledBytesTypeInfo, RowTypeInfo, TypeInformation
@@ -438,7 +438,7 @@ class DataStream(StreamSettings):
             limit: Return at most this many records, as a list.
         """
         if limit is not None:
-            check_number("execute_and_collect()", limit, "records as limit")
+            check_count("execute_and_collect()", "limit", limit, "records")
         upstream = self._to_collect()._upstream
         records = CloseableIterator(upstream.program.execute_and_collect(upstream, job_execution_name))
         if limit is None:

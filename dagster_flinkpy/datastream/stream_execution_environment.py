@@ -251,6 +251,7 @@ class StreamExecutionEnvironment:
         Args:
             file_path: A ``.py``, ``.zip`` or ``.whl`` file, or a folder of modules.
         """
+        check_argument("add_python_file()", file_path, (str, os.PathLike), "a path")
         path = os.path.abspath(file_path)
         sys.path.insert(0, os.path.dirname(path) if path.endswith(".py") else path)
         python = self._program.python
@@ -268,6 +269,7 @@ class StreamExecutionEnvironment:
         Raises:
             ConfigurationError: The folder is not a plain name.
         """
+        check_argument("add_python_archive()", archive_path, (str, os.PathLike), "a path")
         path = os.path.abspath(archive_path)
         target = target_dir or os.path.basename(path)
         if os.path.basename(target) != target or target in (".", ".."):
@@ -283,6 +285,7 @@ class StreamExecutionEnvironment:
             requirements_cache_dir: A folder of downloaded packages to install from. Default: the package index, which
                 the workers must reach.
         """
+        check_argument("set_python_requirements()", requirements_file_path, (str, os.PathLike), "a path")
         self._program.python = replace(
             self._program.python,
             requirements=os.path.abspath(requirements_file_path),

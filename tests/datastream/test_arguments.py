@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from dagster_flinkpy.checkpoint.partitions import PartitionRetention
-from dagster_flinkpy.common import Duration, Time, Types, WatermarkStrategy
+from dagster_flinkpy.common import Configuration, Duration, Time, Types, WatermarkStrategy
 from dagster_flinkpy.common.restart_strategies import FixedDelayRestart
 from dagster_flinkpy.connectors import DeltaSink, ParquetSink, ParquetSource
 from dagster_flinkpy.datastream import DataStream, OutputTag, StreamExecutionEnvironment
@@ -56,6 +56,12 @@ def windowed() -> Any:
     return keyed().window(TumblingEventTimeWindows.of(SECOND))
 
 
+def started() -> Any:
+    program = env()
+    program.from_collection([1]).print()
+    return program
+
+
 def settings() -> Any:
     return env().get_checkpoint_config()
 
@@ -84,7 +90,12 @@ WRONG: dict[str, tuple[Callable[[], Any], str]] = {
     "key_by no type": (lambda: stream().key_by(len, "LONG"), "key_by() needs a key type from Types.*, not 'LONG'"),
     "project": (lambda: stream().project("a"), "project() needs a whole number of each field: its index, not 'a'"),
     "print": (lambda: stream().print(5), "print() needs text as the prefix of the lines, not 5"),
-    "limit": (lambda: stream().execute_and_collect(limit="5"), "needs a whole number of records as limit, not '5'"),
+    "project nothing": (lambda: stream().project(), "project() needs the index of a field, such as project(0)"),
+    "limit": (lambda: stream().execute_and_collect(limit="5"), "limit of execute_and_collect() needs a whole number"),
+    "limit 0": (lambda: stream().execute_and_collect(limit=0), "limit=0 of execute_and_collect() must be at least 1"),
+    "name of a job": (lambda: started().execute(5), "the name of a job needs text, not 5"),
+    "name in the background": (lambda: started().execute_async(5), "the name of a job needs text, not 5"),
+    "name of a job to collect": (lambda: stream().execute_and_collect(5), "the name of a job needs text, not 5"),
     "watermarks": (lambda: stream().assign_timestamps_and_watermarks(5), "needs a WatermarkStrategy, such as"),
     "reduce": (lambda: keyed().reduce(5), "need a ReduceFunction or a callable, not 5"),
     "sum": (lambda: keyed().sum(1.5), "sum() needs the index or the name of a field, not 1.5"),
@@ -126,6 +137,18 @@ WRONG: dict[str, tuple[Callable[[], Any], str]] = {
     "timeout": (lambda: settings().set_checkpoint_timeout("1 min"), "needs a whole number of milliseconds"),
     "pause": (lambda: settings().set_min_pause_between_checkpoints("1"), "needs a whole number of milliseconds"),
     "concurrent": (lambda: settings().set_max_concurrent_checkpoints(True), "needs a whole number of checkpoints"),
+    "storage": (lambda: settings().set_checkpoint_storage_dir(5), "needs text: a folder, or s3://bucket/prefix, not 5"),
+    "externalized": (
+        lambda: settings().set_externalized_checkpoint_retention("RETAIN_ON_CANCELLATION"),
+        "set_externalized_checkpoint_retention() needs an ExternalizedCheckpointRetention, such as",
+    ),
+    "claim mode": (lambda: settings().set_recovery_claim_mode("CLAIM"), "needs a RecoveryClaimMode, such as"),
+    "unaligned": (lambda: settings().enable_unaligned_checkpoints("no"), "needs True or False, not 'no'"),
+    "aligned": (lambda: settings().set_aligned_checkpoint_timeout(5), "needs a Duration, such as"),
+    "option": (lambda: Configuration().set_string("a", None), "option 'a' needs a value, not None"),  # type: ignore
+    "python file": (lambda: env().add_python_file(5), "add_python_file() needs a path, not 5"),
+    "python archive": (lambda: env().add_python_archive(5), "add_python_archive() needs a path, not 5"),
+    "requirements": (lambda: env().set_python_requirements(5), "set_python_requirements() needs a path, not 5"),
     "runtime mode": (lambda: env().set_runtime_mode("BATCH"), "a RuntimeExecutionMode, such as"),
     "configure": (lambda: env().configure({"parallelism.default": "2"}), "configure() needs a Configuration, not {"),
     "from_collection": (lambda: env().from_collection(5), "needs a collection of records, such as a list, not 5"),
@@ -133,6 +156,13 @@ WRONG: dict[str, tuple[Callable[[], Any], str]] = {
     "read_text_file": (lambda: env().read_text_file(5), "read_text_file() needs text"),
     "from_source": (lambda: env().from_source("x", WatermarkStrategy.no_watermarks(), "n"), "such as ParquetSource("),
     # what is passed to them
+    "seconds": (lambda: Duration.of_seconds("5"), "Duration.of_seconds() needs a number that gives whole"),  # type: ignore
+    "no millis": (lambda: Duration.of_millis(None), "Duration.of_millis() needs a number"),  # type: ignore
+    "half a millisecond": (lambda: Duration.of_millis(1.5), "whole milliseconds, not 1.5"),  # type: ignore
+    "minutes": (lambda: Time.minutes("5"), "Time.minutes() needs a number that gives whole"),  # type: ignore
+    "for ever": (lambda: Time.days(float("inf")), "Time.days() needs a number that gives whole"),  # type: ignore
+    "tuple": (lambda: Types.TUPLE(Types.INT()), "Types.TUPLE needs a list of types"),  # type: ignore
+    "row": (lambda: Types.ROW(Types.INT()), "Types.ROW needs a list of types"),  # type: ignore
     "tumbling": (lambda: TumblingEventTimeWindows.of(5), f"{_SPAN}, not 5"),
     "offset": (lambda: TumblingEventTimeWindows.of(SECOND, 5), f"{_SPAN}, not 5"),
     "processing time": (lambda: TumblingProcessingTimeWindows.of("1 min"), f"{_SPAN}, not '1 min'"),
@@ -218,6 +248,17 @@ def test_other_missing_attributes_are_plain_errors() -> None:
         with pytest.raises(AttributeError, match=r"has no attribute 'mapp'$"):
             made.mapp(5)
     assert copy.copy(stream()).get_type() == PAIRS
+
+
+def test_a_span_of_time_may_be_a_fraction_of_a_unit() -> None:
+    assert Time.seconds(0.5).to_milliseconds() == Duration.of_seconds(0.5).to_millis() == 500  # type: ignore
+
+
+def test_a_job_whose_name_is_wrong_can_still_run() -> None:
+    program = started()
+    with pytest.raises(FlinkPyError):
+        program.execute(5)
+    assert program.get_job_graph().vertices
 
 
 def test_spans_of_time_may_be_of_either_kind() -> None:

@@ -97,15 +97,17 @@ class CoordinatorConfig:
         """
         shortest = timedelta(milliseconds=10)
         if self.interval is not None and self.interval < shortest:
-            raise ConfigurationError(f"checkpoint interval must be at least 10 ms, not {self.interval}")
+            raise ConfigurationError(f"checkpoint interval must be at least 10 ms, not {to_millis(self.interval)}")
         if self.timeout < shortest:
-            raise ConfigurationError(f"checkpoint timeout must be at least 10 ms, not {self.timeout}")
+            raise ConfigurationError(f"checkpoint timeout must be at least 10 ms, not {to_millis(self.timeout)}")
         if self.min_pause < timedelta(0):
-            raise ConfigurationError(f"min_pause between checkpoints must not be negative, not {self.min_pause}")
+            raise ConfigurationError(
+                f"min_pause between checkpoints must not be negative, not {to_millis(self.min_pause)} ms"
+            )
         if self.unaligned and self.mode is not CheckpointingMode.EXACTLY_ONCE:
             raise ConfigurationError(f"unaligned checkpoints need mode EXACTLY_ONCE, not {self.mode.name}")
         if self.aligned_timeout < timedelta(0):
-            raise ConfigurationError(f"aligned_timeout must not be negative, not {self.aligned_timeout}")
+            raise ConfigurationError(f"aligned_timeout must not be negative, not {to_millis(self.aligned_timeout)} ms")
         if self.max_concurrent < 1:
             raise ConfigurationError(f"max_concurrent checkpoints must be at least 1, not {self.max_concurrent}")
         if self.tolerable_failed < 0:

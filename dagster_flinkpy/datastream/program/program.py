@@ -260,7 +260,12 @@ class StreamProgram(Generic[S]):
     # --- running it --------------------------------------------------------------------------------------------------
 
     def settings(self, job_name: str | None) -> ExecutionSettings:
-        """Returns the settings of the environment for a run."""
+        """Returns the settings of the environment for a run.
+
+        Raises:
+            ConfigurationError: The name of the job is no text.
+        """
+        check_argument("the name of a job", job_name, (str, type(None)), "text")
         return ExecutionSettings(
             job_name or "flink-job",
             self.checkpoint_config.storage_dir,
@@ -277,19 +282,21 @@ class StreamProgram(Generic[S]):
 
     def execute(self, job_name: str | None) -> JobExecutionResult:
         """Runs the program to its end, and forgets it."""
+        settings = self.settings(job_name)
         graph = self._take([], stacklevel=5)
-        return get_executor().execute(graph, self.settings(job_name))
+        return get_executor().execute(graph, settings)
 
     def execute_async(self, job_name: str) -> JobClient:
         """Begins to run the program on a thread, and forgets it."""
+        settings = self.settings(job_name)
         graph = self._take([], stacklevel=5)
-        return get_executor().execute_async(graph, self.settings(job_name))
+        return get_executor().execute_async(graph, settings)
 
     def execute_and_collect(self, upstream: Upstream[S], job_name: str | None) -> Iterator[Any]:
         """Runs the program, yields the records of one stream, and forgets the program."""
-        collect = _collect(upstream, None)
-        graph = self._take([collect], stacklevel=5)
-        return (record for _, record in get_executor().execute_and_collect(graph, self.settings(job_name)))
+        settings = self.settings(job_name)
+        graph = self._take([_collect(upstream, None)], stacklevel=5)
+        return (record for _, record in get_executor().execute_and_collect(graph, settings))
 
     def run_local(self, upstreams: Sequence[Upstream[S]], job_name: str) -> list[list[Any]]:
         """Runs the program in this process, returns the records of some of its streams, and forgets the program."""
