@@ -126,20 +126,14 @@ class UnkeyedTimerService(TimerService):
     def current_watermark(self) -> int:
         return self._context.watermark
 
-    def register_processing_time_timer(self, timestamp: int) -> None:
-        self.register_event_time_timer(timestamp)
-
     def register_event_time_timer(self, timestamp: int) -> None:
         raise ConfigurationError(
             f"operator {self._context.vertex.uid!r} registers a timer, but its stream has no keys: "
             "call key_by() first, or pass key_by=... to the test harness"
         )
 
-    def delete_processing_time_timer(self, timestamp: int) -> None:
-        self.register_event_time_timer(timestamp)
-
-    def delete_event_time_timer(self, timestamp: int) -> None:
-        self.register_event_time_timer(timestamp)
+    register_processing_time_timer = register_event_time_timer
+    delete_processing_time_timer = delete_event_time_timer = register_event_time_timer
 
 
 class RecordContext:
