@@ -12,6 +12,7 @@ from dagster import (
     AssetCheckEvaluation,
     AssetCheckKey,
     AssetExecutionContext,
+    AssetKey,
     AssetMaterialization,
     AssetObservation,
     DagsterInstance,
@@ -67,6 +68,9 @@ from dagster._core.storage.tags import (
     WILL_RETRY_TAG,
 )
 
+# What contexts raise that lack something.
+from dagster_shared.check import CheckError
+
 __all__ = [
     "ASSET_PARTITION_RANGE_END_TAG",
     "ASSET_PARTITION_RANGE_START_TAG",
@@ -92,6 +96,7 @@ __all__ = [
     "TableMetadataSet",
     "UnresolvedAssetJobDefinition",
     "UriMetadataSet",
+    "assets_of_location",
     "delete_run",
     "extract_data_version_from_entry",
     "get_input_data_version_tag",
@@ -119,6 +124,14 @@ def delete_run(instance: DagsterInstance, run_id: str) -> None:
         file = Path(instance.event_log_storage.path_for_shard(run_id))
         for name in (file.name, f"{file.name}-wal", f"{file.name}-shm"):
             file.with_name(name).unlink(missing_ok=True)
+
+
+def assets_of_location(context: AssetExecutionContext) -> set[AssetKey] | None:
+    """Returns the assets of the code location that a step belongs to; None in ``materialize()``, which has none."""
+    try:
+        return set(context.repository_def.asset_graph.get_all_asset_keys())
+    except CheckError:
+        return None
 
 
 def record_at_once(context: AssetExecutionContext, event: AssetMaterialization | AssetObservation) -> None:

@@ -12,7 +12,12 @@ from dagster import AssetExecutionContext, AssetKey, DagsterInstance, TableSchem
 from pydantic import Field
 
 from dagster_flinkpy.errors import ConfigurationError
-from dagster_flinkpy.orchestration.dagster_internals import CoercibleToAssetKey, TableMetadataSet, UriMetadataSet
+from dagster_flinkpy.orchestration.dagster_internals import (
+    CoercibleToAssetKey,
+    TableMetadataSet,
+    UriMetadataSet,
+    assets_of_location,
+)
 from dagster_flinkpy.orchestration.failure import flink_failures
 from dagster_flinkpy.orchestration.resources import StorageResource, resolved
 from dagster_flinkpy.orchestration.run_tries import first_try
@@ -167,8 +172,11 @@ class TwoPhaseCommitSinkResource(StorageResource, ABC):
                 )
             key = _asset_key(context, asset_key)
             partitions = _partitions(context, key)
+            output = self._output(output_name(key), table, options)
+            if not self.writes_once and not output.ledger.read().exists:
+                self._warn_of_former_names(context, table)
             transaction = OutputTransaction.begin(
-                self._output(output_name(key), table, options),
+                output,
                 partitions,
                 context.run.run_id,
                 f"{context.run.run_id}/{context.retry_number}" if self.writes_once else None,
@@ -228,6 +236,22 @@ class TwoPhaseCommitSinkResource(StorageResource, ABC):
                 store = self.location().child(ledger.table).open()
                 abort_transactions(ledger, store, {record.token})
         return found
+
+    def _warn_of_former_names(self, context: AssetExecutionContext, table: str) -> None:
+        """Warns of assets that have written to a table and are gone: one may have another name now."""
+        from dagster_flinkpy.connectors.commit.output_ledger import OutputLedger
+
+        known = assets_of_location(context)
+        if known is None:
+            return
+        names = {key.to_user_string() for key in known}
+        for each in OutputLedger.all(self.location().open()):
+            if each.table == table and each.asset not in names:
+                context.log.warning(
+                    f"table {table!r} has been written to by asset {each.asset!r}, which this code location does not "
+                    "have. If that is a former name of this asset, its rows stay beside the new ones: delete those "
+                    f"whose dagster_asset_key is {each.asset!r}, and then {each.url}"
+                )
 
     def _lingering(self, instance: DagsterInstance) -> list[tuple[OutputLedger, TransactionRecord]]:
         from dagster_flinkpy.connectors.commit.output_ledger import OutputLedger

@@ -12,6 +12,7 @@ import polars as pl
 import pyarrow as pa
 import pytest
 from click.testing import CliRunner, Result
+from dagster._core.definitions.reconstruct import ReconstructableRepository
 
 from dagster_flinkpy.cli import main
 from dagster_flinkpy.connectors import CsvSink, DeltaSink, ParquetSink, PostgresSink
@@ -224,6 +225,41 @@ def test_an_asset_that_another_one_would_be_taken_for_is_refused(files: Deployme
     assert "would be those of asset AssetKey(['x', 'a']), too" in message
     with pytest.raises(ConfigurationError, match="has a '/' inside a part of its key"):
         build_transaction_checks(["x/a"], resource_key="tables")
+
+
+def location_of(name: str) -> dg.Definitions:
+    @dg.asset(name=name)
+    def written(context: dg.AssetExecutionContext, tables: dg.ResourceParam[Any]) -> None:
+        with tables.transaction(context, "t") as transaction:
+            transaction.write(numbers(1))
+
+    job = dg.define_asset_job("write", [written], executor_def=dg.in_process_executor)
+    tables = FileSinkResource(url=dg.EnvVar("TABLES"))
+    return dg.Definitions([written], jobs=[job], resources={"tables": tables})
+
+
+def before() -> dg.Definitions:
+    return location_of("before")
+
+
+def now() -> dg.Definitions:
+    return location_of("now")
+
+
+def test_a_table_of_an_asset_that_is_gone_is_warned_of_once(
+    files: Deployment, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It may have another name now, and then its rows would stay."""
+
+    def warnings(name: str) -> int:
+        job = ReconstructableRepository.for_module(__name__, name).get_reconstructable_job("write")
+        with dg.instance_for_test() as instance, dg.execute_job(job, instance) as result:
+            assert result.success
+        return capfd.readouterr().err.count("If that is a former name of this asset")
+
+    monkeypatch.setenv("TABLES", files.url)
+    assert [warnings(name) for name in ("before", "now", "now")] == [0, 1, 0]
+    assert sorted(files.rows()) == [("before", None, 1), ("now", None, 1)]
 
 
 def test_other_columns_than_before_are_refused(files: Deployment) -> None:
