@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from dagster_flinkpy.common.arrow_columns import wide_decimals_as_text
 from dagster_flinkpy.errors import ConfigurationError
 from dagster_flinkpy.storage import StorageLocation
 
@@ -88,6 +87,8 @@ def compare_rows(sink: str, before: StorageLocation, after: StorageLocation, key
 def _load(connection: DuckDBPyConnection, table: str, folder: StorageLocation) -> dict[str, str]:
     """Loads a folder into a table file by file, and returns the types of its columns; none if there are no rows."""
     import pyarrow.parquet as pq
+
+    from dagster_flinkpy.common.arrow_columns import wide_decimals_as_text
 
     store, columns = folder.open(), dict[str, str]()
     for info in store.list():
