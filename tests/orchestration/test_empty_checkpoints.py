@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from dagster import (
+    AssetCheckResult,
     AssetKey,
     AutomationCondition,
     DagsterInstance,
@@ -19,6 +21,7 @@ from dagster import (
     ExecuteInProcessResult,
     JobDefinition,
     asset,
+    asset_check,
     build_sensor_context,
     evaluate_automation_conditions,
 )
@@ -37,6 +40,7 @@ from dagster_flinkpy.orchestration.sensors import waiting_input, waiting_look
 from dagster_flinkpy.runtime.master import job as job_loop
 from dagster_flinkpy.runtime.master import watchdog
 from dagster_flinkpy.storage import StorageLocation, lease
+from tests.orchestration.programs import word_count
 from tests.runtime.harness import run_rows
 
 ROW = Types.ROW_NAMED(["key", "at", "n"], [Types.STRING(), Types.LONG(), Types.LONG()])
@@ -83,13 +87,14 @@ class Deployment:
         assets = [*flink_assets(self.program, name="job"), of_sums, of_windows]
         return Definitions(assets, resources=self.resources)
 
-    def run(self, **config: Any) -> ExecuteInProcessResult:
+    def run(self, *others: str, **config: Any) -> ExecuteInProcessResult:
+        """Runs the job, and other assets behind it."""
         definitions = self.definitions()
         job = definitions.resolve_implicit_global_asset_job_def()
         own = [key for key in job.asset_layer.executable_asset_keys if key.path[0] == "job"]
         return job.execute_in_process(
             instance=self.instance,
-            asset_selection=own,
+            asset_selection=[*own, *map(AssetKey, others)],
             run_config={"ops": {"job": {"config": config}}},
             raise_on_error=False,
         )
@@ -213,6 +218,66 @@ def test_so_are_they_if_a_savepoint_or_a_rescale_comes_between(
 def test_several_checkpoints_of_a_run_are_recorded_as_one(deployment: Deployment) -> None:
     assert deployment.run(epochs=3).success
     assert deployment.instance.get_latest_materialization_event(TABLE) is not None, "the first one had rows"
+
+
+def test_what_reads_a_table_in_the_same_run_runs_though_the_table_has_not_changed(deployment: Deployment) -> None:
+    """It may have failed before, or read something else that has changed; a step without its input is skipped."""
+    assert deployment.run("of_sums").success
+    again = deployment.run("of_sums")
+    assert again.success
+    assert [e.asset_key for e in again.asset_materializations_for_node("of_sums")] == [AssetKey("of_sums")]
+    assert {e.asset_key for e in again.asset_materializations_for_node("job")} == {TABLE}, "nobody reads the others"
+    assert deployment.stale() == []
+    deployment.updated()
+    assert deployment.run().success
+    assert deployment.updated() == set(), "the materialization has the checkpoint up to which rows are recorded"
+    write(deployment.files, 2)
+    assert deployment.run("of_sums", epochs=3, materialize_interval=0).success, "only the first epoch has rows"
+    (last,) = deployment.instance.fetch_materializations(TABLE, limit=1).records
+    (reader,) = deployment.instance.fetch_materializations(AssetKey("of_sums"), limit=1).records
+    assert reader.storage_id > last.storage_id
+    assert deployment.stale() == []
+
+
+def test_a_check_of_a_table_runs_if_only_a_checkpoint_before_the_last_has_changed_it(deployment: Deployment) -> None:
+    @asset_check(asset=TABLE)
+    def counted() -> AssetCheckResult:
+        return AssetCheckResult(passed=True)
+
+    job = flink_assets(deployment.program, name="job")
+    definitions = Definitions(job, asset_checks=[counted], resources=deployment.resources)
+
+    def checked(**config: Any) -> int:
+        run = definitions.resolve_implicit_global_asset_job_def().execute_in_process(
+            instance=deployment.instance, run_config={"ops": {"job": {"config": config}}}
+        )
+        return len(run.get_asset_check_evaluations())
+
+    assert checked(epochs=2, materialize_interval=0) == 1
+    assert checked() == 0, "it would find the same"
+
+
+def test_what_reads_the_table_of_a_job_that_has_ended_runs(
+    tmp_path: Path, instance: DagsterInstance, resources: dict[str, Any]
+) -> None:
+    table = AssetKey(["words", "table"])
+
+    @asset(deps=[table])
+    def reader() -> None: ...
+
+    definitions = Definitions(
+        [*flink_assets(word_count(tmp_path / "table", ["a"]), name="words"), reader], resources=resources
+    )
+    job = definitions.resolve_implicit_global_asset_job_def()
+    for known in (instance, instance, DagsterInstance.ephemeral()):
+        with known if known is not instance else nullcontext():
+            run = job.execute_in_process(instance=known)
+            assert len(run.asset_materializations_for_node("reader")) == 1
+    first, second = instance.fetch_materializations(table, limit=2).records
+    assert first.asset_materialization is not None
+    assert second.asset_materialization is not None
+    assert first.asset_materialization.metadata == second.asset_materialization.metadata
+    assert first.event_log_entry.tags["dagster/data_version"] == second.event_log_entry.tags["dagster/data_version"]
 
 
 # --- the sensor -------------------------------------------------------------------------------------------------------

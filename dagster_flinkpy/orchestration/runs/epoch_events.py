@@ -53,6 +53,8 @@ class EpochEvents:
         self._is_recorded = False
         self._late = Counter[str]()
         """The late records that each operator has dropped since the event before."""
+        self._materialized = set[str]()
+        """The assets with a materialization that is not a result of the step."""
         self.execution: ExecutionReport | None = None
         """How the run was executed, for `results`; None if it has not ended."""
 
@@ -98,6 +100,7 @@ class EpochEvents:
                 versions[uid] = known
                 record_at_once(run.context, _observation(spec, facts, known))
             else:
+                self._materialized.add(uid)
                 record_at_once(run.context, run.event(spec, facts, run.tags(spec, version)))
         self._tables.recorded(versions)
         self._is_recorded, self._recorded_at = True, self._clock()
@@ -105,9 +108,11 @@ class EpochEvents:
     def results(self) -> Iterator[MaterializeResult[Any]]:
         """Yields the results of a step that has succeeded: the assets with the last checkpoint, if there is one.
 
-        Assets that have not changed are observed, and have no result.
+        Assets that have not changed are observed, and have no result; unless other steps of the run read them, which
+        Dagster would skip.
         """
         if self._last is None:
+            yield from self._run.known_results()
             return
         epoch, attempt = self._last
         version, run = data_version(epoch), self._run.with_inputs_of(epoch.metadata.timestamp_ms)
@@ -116,13 +121,14 @@ class EpochEvents:
             executed = dict(FlinkCheckpointMetadataSet(execution=operator_states(self.execution)))
         for uid, spec in run.specs.items():
             facts = self._facts(uid, epoch, attempt) | (executed if uid == run.assets.first else {})
-            if (known := self._tables.unchanged(uid)) is not None:
+            known = self._tables.unchanged(uid)
+            if known is not None and not run.is_read(spec, by_checks=uid in self._materialized):
                 observed += 1
                 run.context.log_event(_observation(spec, facts, known))
             elif run.is_selected(spec):
                 # Dagster would say that the step has read what was there when it began.
-                tags = {**run.outside_tags(spec), **run.input_tags(spec, version)}
-                yield run.result(spec, version, facts, tags)
+                tags = {**run.outside_tags(spec), **run.input_tags(spec, known or version)}
+                yield run.result(spec, known or version, facts, tags)
             else:
                 run.record(spec, facts, run.tags(spec, version), partition=None)
         if observed:

@@ -95,6 +95,26 @@ class JobRun:
         """Returns whether Dagster expects a result for this asset."""
         return spec.key in self.context.selected_asset_keys
 
+    def is_read(self, spec: AssetSpec, *, by_checks: bool = True) -> bool:
+        """Returns whether another step of the run reads this asset: without a result for it, Dagster would skip that.
+
+        Args:
+            spec: The asset.
+            by_checks: Whether a step that only checks it counts.
+        """
+        own = set(self.context.assets_def.keys)
+        steps = [each.assets_def for each in self.context.job_def.asset_layer.data]
+        others = [each for each in steps if not own & set(each.keys) and (each.keys or by_checks)]
+        return self.is_selected(spec) and any(spec.key in each.keys_by_input_name.values() for each in others)
+
+    def known_results(self) -> Iterator[MaterializeResult[Any]]:
+        """Yields the assets that other steps of the run read, as they were materialized last."""
+        for spec in filter(self.is_read, self.specs.values()):
+            entry = self.context.instance.get_latest_materialization_event(spec.key)
+            event = entry.asset_materialization if entry else None
+            version = (entry and extract_data_version_from_entry(entry)) or DEFAULT_DATA_VERSION
+            yield self.result(spec, version, event.metadata if event else {}, self.input_tags(spec, version))
+
     def materialize(
         self, spec: AssetSpec, version: DataVersion, metadata: Mapping[str, Any], *, partition: str | None = None
     ) -> Iterator[MaterializeResult[Any]]:
