@@ -164,7 +164,7 @@ class CheckpointCommitter(Committer):
         """Looks at the target when an attempt starts."""
 
     def is_record_with_rows(self) -> bool:
-        return True
+        return self.last_committed() is not None  # without it, the target may have forgotten it
 
     def lingering(self, keep: Sequence[CommitRequest]) -> int:
         return self._staged.lingering(keep)

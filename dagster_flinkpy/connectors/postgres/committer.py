@@ -58,7 +58,7 @@ class _PostgresCommitter(CheckpointCommitter):
         self._table = PostgresTarget(sink, context.type_info, session)
         self._checked = False
         self._last: tuple[int, str] | None = None
-        """The checkpoint that this attempt has committed last, and a digest of it in the ledger."""
+        """The checkpoint that the sink has committed last, and a digest of it in the ledger."""
 
     def _begin(self) -> None:
         if not self._checked:
@@ -81,7 +81,7 @@ class _PostgresCommitter(CheckpointCommitter):
                 if staged is not None:
                     self._check_ledger(connection, staged)
                 self._session.create_ledger(connection)
-                self._checked = True
+                self._last, self._checked = self._session.newest(connection), True
         except BaseException:
             connection.close()
             raise
@@ -110,21 +110,21 @@ class _PostgresCommitter(CheckpointCommitter):
         )
 
     def _check_last(self, connection: psycopg.Connection[Any]) -> None:
-        """Checks that what this attempt has committed is still there."""
+        """Checks that what was committed last, by this attempt or before it, is still there."""
         same = "checkpoint = %s AND digest = %s"
         if self._last is not None and not self._session.registered(connection, same, *self._last):
             ledger = self._session.ledger.as_string(connection)
             raise ConfigurationError(
-                f"table {ledger} does not know checkpoint {self._last[0]} any more, which this attempt has committed "
-                f"to table {self._sink.uri()}: the database was restored from a "
-                "backup, or somebody has deleted the entry. Running again adds rows to what is there"
+                f"table {ledger} does not know checkpoint {self._last[0]} any more, which was committed to table "
+                f"{self._sink.uri()}: the database was restored from a backup, or somebody has deleted the entry"
             )
 
     def last_committed(self) -> int | None:
         with self._reaching(), self._session.connect() as connection:
-            last = self._session.last_committed(connection)
-            # The ledger alone may have been dropped. Without it and without rows, the schema was made anew.
-            return 0 if last is None and self._session.is_empty(connection) else last
+            return self._session.last_committed(connection)
+
+    def is_record_with_rows(self) -> bool:
+        return True  # the ledger forgets no sink
 
     def _refused(self, checkpoint_id: int, error: Exception) -> CommitRefusedError:
         return CommitRefusedError(

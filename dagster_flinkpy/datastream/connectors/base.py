@@ -548,8 +548,9 @@ class Committer(ABC):
     def is_record_with_rows(self) -> bool:
         """Returns whether `last_committed` is part of the target, so that it goes back only if the rows do.
 
-        Then a run that continues after a clean end is refused if the target was restored from a backup, and what is
-        open again is committed again. Default: False, as for files, which others may move away.
+        Then a run that continues after a clean end is refused if the target was restored from a backup, also if
+        `last_committed` is None, and what is open again is committed again. Default: False, as for files, which others
+        may move away.
         """
         return False
 

@@ -188,7 +188,12 @@ def test_a_schema_that_is_made_anew_between_two_runs_is_refused(postgres: str, t
         last.run_epoch()
     assert database.sql("SELECT count(*) FROM {}.a") == [(2,)]
     database.sql("DROP TABLE {}.flinkpy_commits")
-    with attempt() as last:  # the rows are there
+    with (
+        pytest.raises(CommitRefusedError, match=r"has committed checkpoint 3, but .* it, or the record, was"),
+        attempt(),
+    ):
+        pass
+    with attempt(restore_from="chk-3") as last:  # the rows are there
         last.run_epoch()
     assert database.sql("SELECT count(*) FROM {}.a") == [(4,)]
     database.sql("DROP SCHEMA {} CASCADE")

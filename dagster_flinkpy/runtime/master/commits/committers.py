@@ -278,15 +278,15 @@ class Committers:
             if requests and self._lingering(uid, []) > self._lingering(uid, requests):
                 self._run(uid, f"committing sink {uid!r} again", commit_requests, committer, requests, uid)
             last = self._last_committed(uid)
-            if last is not None and last < number:
+            if (last or 0) < number:
                 there, kept = f"only what was committed up to checkpoint {last}", f", or 'chk-{last}' if it is kept,"
                 if not last:
                     there, kept = "nothing of it", " or an older checkpoint"
                 raise CommitRefusedError(
-                    f"sink {uid!r} has committed checkpoint {number}, but its target has {there}: it was dropped, made "
-                    "anew or restored from a backup, or the sink writes elsewhere now. Put it back as it was, and run "
-                    f"again. Or restore a savepoint{kept} to write the rows again, or "
-                    f"'chk-{metadata.checkpoint_id}' to continue without them."
+                    f"sink {uid!r} has committed checkpoint {number}, but its target has {there} on record: it, or the "
+                    "record, was dropped, made anew or restored from a backup, or the sink writes elsewhere now. Put "
+                    f"it back as it was, and run again. Or restore a savepoint{kept} to write the rows again, or "
+                    f"'chk-{metadata.checkpoint_id}' to continue with those that are there."
                 )
 
     def last_of_each(self) -> dict[str, int]:
