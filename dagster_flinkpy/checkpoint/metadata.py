@@ -131,13 +131,23 @@ class CheckpointMetadata(JsonRecord, omit_defaults=True):
         Raises:
             CorruptMetadataError: The property is something else.
         """
-        stored = self.properties.get(COMMITS, {})
-        if not isinstance(stored, dict) or not all(type(number) is int for number in stored.values()):
-            raise CorruptMetadataError(f"property {COMMITS!r} of checkpoint {self.checkpoint_id} is {stored!r:.100}")
+        before = self.commits_before
         if self.partition is not None:
             return {}
         own = [operator.uid for operator in self.operators if any(s.committables for s in operator.subtasks)]
-        return {**stored, **dict.fromkeys(own, self.checkpoint_id)}
+        return {**before, **dict.fromkeys(own, self.checkpoint_id)}
+
+    @property
+    def commits_before(self) -> dict[str, int]:
+        """The same without this checkpoint. Earlier releases have left out the sinks that have committed at it.
+
+        Raises:
+            CorruptMetadataError: The property is something else.
+        """
+        stored = self.properties.get(COMMITS, {})
+        if not isinstance(stored, dict) or not all(type(number) is int for number in stored.values()):
+            raise CorruptMetadataError(f"property {COMMITS!r} of checkpoint {self.checkpoint_id} is {stored!r:.100}")
+        return stored
 
     @property
     def ancestors(self) -> tuple[tuple[str, int], ...]:

@@ -76,7 +76,7 @@ class CheckpointContents:
             **properties,
             FIRST: self._first if self._first > 1 else None,
             ANCESTORS: self._ancestors or None,
-            COMMITS: self._commits_before(write) or None,
+            COMMITS: self._commits_before() or None,
             REPEATS: None if same is None else list(same.read_by),
             END_OF: None if same is None else same.end_of,
             WINDOW: self._window(same),
@@ -132,15 +132,14 @@ class CheckpointContents:
             grown = self._histories[uid].grown
             self._histories[uid] = grown(outputs, write.checkpoint_id, write.trigger_ms, retain, settled=settled)
 
-    def _commits_before(self, write: WriteMetadata) -> dict[str, int]:
+    def _commits_before(self) -> dict[str, int]:
         """Returns the property of a checkpoint that says what its sinks have committed before."""
         parent = self.parent
         if parent is None or (parent.job_id, parent.kind) != (self._job_id, CheckpointKind.CHECKPOINT):
             return {}
         if self.partition is not None:
             return {}
-        idle = {uid for uid, states in write.states.items() if not any(s.committables for s in states)}
-        return {uid: number for uid, number in parent.commits.items() if uid in idle}
+        return {uid: number for uid, number in parent.commits.items() if uid in self._versions}
 
     def _window(self, same: CheckpointMetadata | None) -> Any:
         """Returns the property of a checkpoint, which may repeat another one, that says of which time it is."""

@@ -231,3 +231,35 @@ def test_a_standby_that_took_over_without_the_last_commits(postgres: str, tmp_pa
             pass
     assert database.prepared() == 0
     database.sql("DROP SCHEMA {} CASCADE")
+
+
+@pytest.mark.parametrize("options", [{}, {"prepare_transactions": True}], ids=str)
+def test_the_last_commit_alone_does_not_make_up_for_earlier_ones(
+    postgres: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, options: dict[str, Any]
+) -> None:
+    """The last checkpoint was committed again, and the job went on without the rows of the one before."""
+    database = Database(postgres, tmp_path / "staging")
+    database.create("key text, time bigint, value bigint")
+
+    def attempt() -> HarnessAttempt:
+        env = environment(1)
+        events(env, RECORDS, per_epoch=2).sink_to(database.sink(**options)).uid("sink")
+        return HarnessAttempt(env.get_job_graph(), tmp_path)
+
+    monkeypatch.setattr(LedgerCommitter, "_clean_up", lambda *_: None)  # the store was away
+    for _ in range(3):
+        with attempt() as first:
+            first.run_epoch()
+    monkeypatch.undo()
+    [(gid,)] = database.sql("SELECT digest FROM {}.flinkpy_commits WHERE checkpoint = 3")
+    database.sql("CREATE TABLE {}.kept AS SELECT * FROM {}.t WHERE time >= 4")
+    database.sql("DELETE FROM {}.t WHERE time >= 2; DELETE FROM {}.flinkpy_commits WHERE checkpoint >= 2")
+    if options:
+        entry = f"INSERT INTO {{}}.flinkpy_commits VALUES ('job', 'sink', 3, '{gid}', 2)"
+        database.sql(f"BEGIN; INSERT INTO {{}}.t TABLE {{}}.kept; {entry}; PREPARE TRANSACTION '{gid}'")
+    with pytest.raises(CommitRefusedError, match=r"checkpoint 3, but .* only what .* up to checkpoint 1"), attempt():
+        pass
+    assert database.rows("time") == [0, 1]
+    if options:
+        database.sql(f"ROLLBACK PREPARED '{gid}'")
+    database.sql("DROP SCHEMA {} CASCADE")

@@ -265,19 +265,21 @@ class Committers:
     def check_kept(self, metadata: CheckpointMetadata) -> None:
         """Checks that targets still have what a checkpoint, or one before it, is known to have committed.
 
-        A server that has lost only the commit, such as a standby that took over, is told to commit again.
+        One that has lost only the last commit, such as a standby that took over, is told to commit again.
 
         Raises:
             CommitRefusedError: One has only what older checkpoints have committed.
         """
-        commits = metadata.commits
+        commits, before = metadata.commits, metadata.commits_before
         for uid, committer in self._committers.items():
             number, requests = commits.get(uid), _requests(metadata, uid)
             if number is None or not committer.is_record_with_rows():
                 continue
-            if requests and self._lingering(uid, []) > self._lingering(uid, requests):
-                self._run(uid, f"committing sink {uid!r} again", commit_requests, committer, requests, uid)
             last = self._last_committed(uid)
+            has_earlier = (last or 0) >= before.get(uid, 0)
+            if requests and has_earlier and self._lingering(uid, []) > self._lingering(uid, requests):
+                self._run(uid, f"committing sink {uid!r} again", commit_requests, committer, requests, uid)
+                last = self._last_committed(uid)
             if (last or 0) < number:
                 there, kept = f"only what was committed up to checkpoint {last}", f", or 'chk-{last}' if it is kept,"
                 if not last:
