@@ -38,8 +38,10 @@ without a zone are in UTC. Text may go into any column."""
 _TEXTS = ("text", "varchar")
 _FOUND = """
 SELECT to_regclass(%(table)s)::oid::bigint, min(oid::regclass::text) FILTER (WHERE relpersistence = 'u'),
-  min(oid::regclass::text) FILTER (WHERE relkind = 'f')
-FROM pg_class WHERE oid = to_regclass(%(table)s) OR oid IN (SELECT relid FROM pg_partition_tree(to_regclass(%(table)s)))
+  min(oid::regclass::text) FILTER (WHERE relkind = 'f' AND ('updatable=false' = ANY (ftoptions)) IS NOT TRUE)
+FROM pg_class LEFT JOIN pg_foreign_table ON ftrelid = oid
+WHERE oid = ANY (ARRAY(SELECT to_regclass(%(table)s)::oid UNION
+  SELECT relid FROM pg_partition_tree(to_regclass(%(table)s))))
 """
 _MICROS = 6
 
@@ -91,7 +93,8 @@ class PostgresTarget:
         if foreign is not None:
             raise ConfigurationError(
                 f"table {self._sink.uri()}: {foreign} is a foreign table. Its server commits before this one does, so "
-                "a crash in between would write rows twice. Let the sink write to that server itself"
+                "a crash in between would write rows twice. Let the sink write to that server itself. Or, if it is a "
+                f"partition that gets no more rows: ALTER FOREIGN TABLE {foreign} OPTIONS (ADD updatable 'false')"
             )
         if self._oid not in (None, oid):
             raise ConfigurationError(
