@@ -37,11 +37,11 @@ class _Connection(psycopg.Connection[Any]):
 
 
 def connect(conninfo: str, name: str, *, standby: bool = False) -> psycopg.Connection[Any]:
-    """Returns a connection without an open transaction. Of several hosts it takes writes, unless a standby will do."""
+    """Returns a connection without an open transaction. Of several hosts it is the primary if no standby will do."""
     defaults = {**_DEFAULTS, "application_name": name[:63]}
     given = {key: str(value) for key, value in psycopg.conninfo.conninfo_to_dict(conninfo).items()}
     if not standby and "," in given.get("host", "") + given.get("hostaddr", ""):
-        defaults["target_session_attrs"] = "read-write"
+        defaults["target_session_attrs"] = "primary"  # not read-write: a role that only reads may be one of a source
     whole = psycopg.conninfo.make_conninfo("", **{**defaults, **given, "client_encoding": "utf8"})
     try:
         # A statement that was prepared in one session is unknown in the next one that a pooler gives.

@@ -150,16 +150,16 @@ def test_commits_of_prepared_transactions_that_die_are_committed_by_the_next_att
 @pytest.mark.parametrize(
     ("hosts", "standby", "wanted"),
     [
-        ("a,b", False, "read-write"),
+        ("a,b", False, "primary"),
         ("a,b", True, None),
         ("a", False, None),
         ("a,b target_session_attrs=any", False, "any"),
     ],
 )
-def test_of_several_hosts_one_that_takes_writes_is_used(
+def test_of_several_hosts_the_primary_is_used(
     monkeypatch: pytest.MonkeyPatch, hosts: str, standby: bool, wanted: str | None
 ) -> None:
-    """A standby that came first refused all writes, so a failover ended the job for good."""
+    """A standby that came first refused all writes, so a failover ended the job for good. A role may only read."""
     used: list[str] = []
     monkeypatch.setattr(psycopg.Connection, "connect", lambda conninfo, **_: used.append(conninfo))
     connect(f"host={hosts}", "test", standby=standby)
