@@ -98,7 +98,8 @@ class _PostgresCommitter(CheckpointCommitter):
             raise CommitRefusedError(
                 f"sink {self._context.uid!r} has entries in schema {schema!r} of what it has committed, and none in "
                 f"table {ledger} that search_path leads to now, so the rows of checkpoint {checkpoint_id} could be "
-                f"written twice. Set search_path back, or name the schema: table='{schema}.{self._sink.table}'"
+                f"written twice. Set search_path back, and run again, which commits them. After that run, name the "
+                f"schema: table='{schema}.{self._sink.table}'"
             )
         if self._session.exists(connection, self._session.ledger):
             return

@@ -236,13 +236,32 @@ def test_a_search_path_that_leads_to_another_ledger_commits_nothing_twice(databa
     for statement in ("CREATE SCHEMA {}_o", table, ledger):
         database.sql(statement)
     try:
-        advice = rf"entries in schema '{database.schema}'.*table='{database.schema}\.t'"
+        advice = rf"entries in schema '{database.schema}'.* After that run, .*table='{database.schema}\.t'"
         with pytest.raises(CommitRefusedError, match=advice):
             commit(sink("{}_o", "{}"), request, token=2)
         commit(sink("{}"), request, token=2)
         assert database.rows() == [1]
     finally:
         database.sql("DROP SCHEMA {}_o CASCADE")
+
+
+@pytest.mark.parametrize(
+    ("columns", "grant"), [("LIKE {}.flinkpy_commits", ""), ("n int", "GRANT USAGE ON SCHEMA {}_o TO {}_r")]
+)
+def test_a_ledger_of_others_in_another_schema_is_left_alone(database: Database, columns: str, grant: str) -> None:
+    """Each commit of what an earlier attempt had staged was refused."""
+    database.create()
+    path = f"{database.conninfo}&options=-csearch_path%3D{database.schema}"
+    request, role = stage(PostgresSink(path, "t", str(database.staging)), numbers(1)), f"{database.schema}_r"
+    database.sql(f"CREATE SCHEMA {{}}_o; CREATE ROLE {role} LOGIN; GRANT ALL ON SCHEMA {{}} TO {role}")
+    committer(database.sink()).abort_lingering([request])  # creates the ledger
+    database.sql(f"CREATE TABLE {{}}_o.flinkpy_commits ({columns}); GRANT SELECT ON {{}}_o.flinkpy_commits TO {role}")
+    database.sql(f"GRANT ALL ON ALL TABLES IN SCHEMA {{}} TO {role}; {grant}")
+    try:
+        commit(PostgresSink(path.replace("//postgres", f"//{role}"), "t", str(database.staging)), request, token=2)
+        assert database.rows() == [1]
+    finally:
+        database.sql(f"DROP SCHEMA {{}}_o CASCADE; DROP OWNED BY {role}; DROP ROLE {role}")
 
 
 @pytest.mark.parametrize("change", ["DELETE FROM {}.flinkpy_commits", "TRUNCATE {}.t, {}.flinkpy_commits"])
