@@ -4,21 +4,25 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from datetime import datetime, timezone
+from numbers import Real
+from typing import Any
 
 from dagster_flinkpy.errors import ConfigurationError, TypeMismatchError
 
 __all__ = ["Duration", "Instant", "Time"]
 
 
-def _millis(call: str, number: float, unit: int) -> int:
+def _millis(call: str, number: Any, unit: int) -> int:
     """Returns a number of units of time in milliseconds.
 
     Raises:
         ConfigurationError: It is no number, or not one of whole milliseconds.
     """
-    if not isinstance(number, (int, float)) or isinstance(number, bool) or number * unit % 1 != 0:
+    is_number = isinstance(number, Real) and not isinstance(number, bool)
+    if not is_number or round(number * unit, 6) % 1 != 0:  # 1.001 seconds are 1000.9999999999999 ms
         raise ConfigurationError(f"{call} needs a number that gives whole milliseconds, not {number!r}")
-    return int(number * unit)
+    millis: int = round(number * unit)
+    return millis
 
 
 @dataclass(frozen=True, order=True)

@@ -7,6 +7,7 @@ import re
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 
 from dagster_flinkpy.checkpoint.partitions import PartitionRetention
@@ -252,6 +253,8 @@ def test_other_missing_attributes_are_plain_errors() -> None:
 
 def test_a_span_of_time_may_be_a_fraction_of_a_unit() -> None:
     assert Time.seconds(0.5).to_milliseconds() == Duration.of_seconds(0.5).to_millis() == 500  # type: ignore
+    assert all(Duration.of_seconds(n / 1000).to_millis() == n for n in range(10_000))  # type: ignore
+    assert Duration.of_seconds(np.int64(5)) == Duration.of_millis(5000)  # type: ignore
 
 
 def test_a_job_whose_name_is_wrong_can_still_run() -> None:
