@@ -537,6 +537,7 @@ def test_rows_are_compared_as_often_as_they_occur(
 
 
 _WIDE = pa.decimal256(50, 2)
+_BOTH = pa.struct([("x", pa.float64()), ("n", _WIDE)])
 
 
 @pytest.mark.parametrize(
@@ -546,6 +547,7 @@ _WIDE = pa.decimal256(50, 2)
         (pa.array([0.0], pa.float32()), pa.array([-0.0], pa.float32()), True),
         (pa.array([[0.0]]), pa.array([[-0.0]]), True),
         (pa.array([{"x": -0.0}]), pa.array([{"x": -0.0}]), False),
+        (pa.array([{"x": 0.0}], _BOTH), pa.array([{"x": -0.0}], _BOTH), True),
         (pa.array([float("nan"), 0.1]), pa.array([0.1, -float("nan")]), False),
         (pa.array([Decimal("1.10")], _WIDE), pa.array([Decimal("1.10")], _WIDE), False),
         (pa.array([[Decimal("1.10")]], pa.list_(_WIDE)), pa.array([[Decimal("1.20")]], pa.list_(_WIDE)), True),

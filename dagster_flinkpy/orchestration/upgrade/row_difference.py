@@ -21,7 +21,8 @@ __all__ = ["RowDifference", "compare_rows"]
 _EXAMPLES = 5
 _MEMORY = "512MB"
 """What DuckDB uses at most before it writes to disk."""
-_FLOATS = re.compile(r"\b(FLOAT|DOUBLE)\b")
+_FLOATS = re.compile(r"\b(FLOAT|DOUBLE)\b", re.IGNORECASE)
+"""In types of DuckDB, and of Arrow, which have lower case."""
 
 
 @dataclass(frozen=True)
