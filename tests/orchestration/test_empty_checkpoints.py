@@ -220,6 +220,36 @@ def test_several_checkpoints_of_a_run_are_recorded_as_one(deployment: Deployment
     assert deployment.instance.get_latest_materialization_event(TABLE) is not None, "the first one had rows"
 
 
+def test_rows_that_come_while_what_reads_the_table_is_at_work_are_an_update(
+    tmp_path: Path, instance: DagsterInstance, resources: dict[str, Any]
+) -> None:
+    """What the documentation recommends. Dagster's ``eager()`` forgets them."""
+    words = flink_assets(word_count(tmp_path / "table", ["a", "b", "c"], per_epoch=1), name="words")
+    checkpoint = Definitions(words, resources=resources).resolve_implicit_global_asset_job_def()
+
+    @asset(deps=[["words", "table"]], automation_condition=AutomationCondition.any_deps_updated())
+    def reader() -> None:
+        checkpoint.execute_in_process(instance=instance)
+        requested.append(tick())
+
+    definitions = Definitions([*words, reader], resources=resources)
+    cursor: Any = None
+
+    def tick() -> int:
+        nonlocal cursor
+        found = evaluate_automation_conditions(definitions, instance, cursor=cursor)
+        cursor = found.cursor
+        return found.get_num_requested(AssetKey("reader"))
+
+    requested = [tick()]
+    checkpoint.execute_in_process(instance=instance)
+    requested.append(tick())
+    alone = definitions.resolve_implicit_global_asset_job_def()
+    alone.execute_in_process(instance=instance, asset_selection=[AssetKey("reader")])
+    checkpoint.execute_in_process(instance=instance)
+    assert [*requested, tick(), tick()] == [0, 1, 1, 1, 0]
+
+
 def test_what_reads_a_table_in_the_same_run_runs_though_the_table_has_not_changed(deployment: Deployment) -> None:
     """It may have failed before, or read something else that has changed; a step without its input is skipped."""
     assert deployment.run("of_sums").success
