@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
 
 __all__ = ["MaterializationEnumerator", "assets_from"]
 
+_log = logging.getLogger(__name__)
 _PAGE = 1000
 _WINDOW = 1000
 """Events are numbered before they are committed, so one may appear behind newer ones. So many numbers are looked at
@@ -72,7 +74,7 @@ class MaterializationEnumerator(SplitEnumerator):
         """Seconds since 1970 by number. An older version has kept no times."""
         self._partitions: dict[str, str | None] = {}
         self._open = OpenSplits(EpochLimits(), _NoMeter(), asset=list, run_id=str, metadata=dict)
-        self._ended = False
+        self._ended = self._warned = False
         self._left = 0
         """How many materializations were not planned."""
         if restored is not None:
@@ -91,6 +93,8 @@ class MaterializationEnumerator(SplitEnumerator):
     def plan_epoch(self, parallelism: int) -> list[list[SourceSplit]]:
         if not self._ended:
             records, same_log = self._look()
+            if not records and not self._seen:
+                self._warn_if_only_observed()
             chosen = sorted(self._chosen(records), key=lambda record: record.storage_id)
             now = chosen[: self._room(len(chosen))]
             for record in now:
@@ -104,6 +108,14 @@ class MaterializationEnumerator(SplitEnumerator):
             self._advance(records)
             self._ended = self._source.bounded is not False and not self._left
         return self._open.shares(parallelism)
+
+    def _warn_if_only_observed(self) -> None:
+        if not self._warned and self._events_of.fetch_observations(self._key, limit=1).records:
+            _log.warning(
+                f"Asset {self._key.to_user_string()} was observed, but never materialized. AssetSource reads its "
+                "materializations, so it reads nothing."
+            )
+        self._warned = True
 
     def _room(self, wanted: int) -> int:
         """Returns how many more materializations the next epoch may read."""
@@ -125,13 +137,16 @@ class MaterializationEnumerator(SplitEnumerator):
             return self._find(after_timestamp=max(times)), False
         return new, True
 
+    @property
+    def _events_of(self) -> DagsterInstance:
+        return _instance.get() or DagsterInstance.get()
+
     def _was_seen(self, record: EventLogRecord) -> bool:
         number = record.storage_id
         return number in self._seen and self._seen[number] in (None, record.timestamp)
 
     def _find(self, **after: float) -> list[EventLogRecord]:
-        instance = _instance.get() or DagsterInstance.get()
-        chosen = AssetRecordsFilter(self._key, **after)  # type: ignore[arg-type]
+        chosen, instance = AssetRecordsFilter(self._key, **after), self._events_of  # type: ignore[arg-type]
         cursor, found = None, list[EventLogRecord]()
         while True:
             page = instance.fetch_materializations(chosen, limit=_PAGE, cursor=cursor, ascending=True)

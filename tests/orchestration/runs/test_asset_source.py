@@ -1,6 +1,7 @@
 """An upstream asset as a source, in process."""
 
 import json
+import logging
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -14,6 +15,7 @@ from dagster import (
     AssetExecutionContext,
     AssetKey,
     AssetMaterialization,
+    AssetObservation,
     AssetsDefinition,
     DagsterInstance,
     Definitions,
@@ -92,6 +94,22 @@ def test_each_materialization_of_an_upstream_asset_is_read_once(
     run(*shop)
     rows = pq.read_table(tmp_path / "table").to_pylist()
     assert sorted((row["id"], row["run"]) for row in rows[2:]) == sorted((3, each) for each in runs)
+
+
+@pytest.mark.usefixtures("in_process")
+def test_an_asset_that_is_only_observed_is_named(
+    tmp_path: Path, instance: DagsterInstance, resources: dict[str, Any]
+) -> None:
+    job_of = Definitions(job(tmp_path), resources=resources).resolve_implicit_global_asset_job_def()
+
+    def warnings() -> list[str]:
+        run_id = job_of.execute_in_process(instance=instance).run_id
+        return [entry.user_message for entry in instance.all_logs(run_id) if entry.level == logging.WARNING]
+
+    assert warnings() == [], "it may be materialized later"
+    instance.report_runless_asset_event(AssetObservation("orders"))
+    (warning,) = warnings()
+    assert warning.startswith("Asset orders was observed, but never materialized.")
 
 
 class Orders:
