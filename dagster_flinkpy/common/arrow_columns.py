@@ -15,6 +15,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from dagster_flinkpy.common.basic_type_info import MAX_DECIMAL_PRECISION
 from dagster_flinkpy.common.time import Instant
 from dagster_flinkpy.errors import TypeMismatchError
 
@@ -204,6 +205,9 @@ class _DecimalColumn(BasicColumn):
     def _build(self, values: Sequence[Any]) -> pa.Array:
         if not _DECIMALS.issuperset(map(type, values)) and not all(map(_is_decimal, values)):
             raise TypeError("not Decimal")  # Arrow would take text, and convert it
+        decimals = [value for value in values if isinstance(value, decimal.Decimal)]
+        if min(map(decimal.Decimal.adjusted, decimals), default=0) < -MAX_DECIMAL_PRECISION:
+            raise ValueError("too many digits after the point")  # Arrow might end the process
         return super()._build(values)
 
     def _why(self, value: Any) -> str:

@@ -77,6 +77,8 @@ def test_a_typed_decimal_needs_a_precision_and_a_scale(precision: Any, scale: An
         (ANY, True, "declared BIG_DEC.*True is bool"),
         (PRICE, Decimal("1.234"), r"declared DECIMAL\(9, 2\).*at most 7 digits before the point and 2 after"),
         (PRICE, Decimal(10**7), "at most 7 digits before the point"),
+        (PRICE, Decimal("1e-77"), "at most 7 digits before the point and 2 after"),
+        (PRICE, Decimal("1e-999999999"), "at most 7 digits before the point and 2 after"),
         (PRICE, "1.5", "is str"),
         (PRICE, 1.5, "is float"),
         (PRICE, False, "is bool"),

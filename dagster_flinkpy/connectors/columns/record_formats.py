@@ -13,6 +13,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.json as pa_json
 
+from dagster_flinkpy.common.basic_type_info import MAX_DECIMAL_PRECISION
 from dagster_flinkpy.common.decimals import decimal_of
 from dagster_flinkpy.common.serialization import (
     ByteArraySchema,
@@ -272,7 +273,11 @@ def _decimal(name: str, type_info: TypeInformation, value: Any) -> Any:
     kind = type_info.arrow_type
     try:
         number = decimal_of(value) if isinstance(value, str) else Decimal(value)
-        return str(number) if type_info == Types.BIG_DEC() else pa.scalar(number, kind).as_py()
+        if type_info == Types.BIG_DEC():
+            return str(number)
+        if number.adjusted() < -MAX_DECIMAL_PRECISION:  # Arrow might end the process
+            raise InvalidOperation
+        return pa.scalar(number, kind).as_py()
     except InvalidOperation:
         raise ValueError(f"{name} is {value!r:.100}, but must be {type_info}") from None
     except pa.ArrowInvalid as error:

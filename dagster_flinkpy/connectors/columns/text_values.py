@@ -16,6 +16,8 @@ from dagster_flinkpy.connectors.columns.arrow_types import first_wrong, type_inf
 __all__ = ["as_text", "check_finite", "from_text", "moment_of"]
 
 _ZONE = re.compile(r"(Z|[+-]\d\d:?\d\d)$")
+_TINY = "[eE]-0*([0-9]{3,}|[89][0-9]|7[7-9])$"
+"""In decimals that fit no type: Arrow reads beyond its powers of ten, takes some for 0, and may end the process."""
 
 
 def as_text(wanted: pa.DataType) -> pa.DataType:
@@ -81,6 +83,8 @@ def _parsed(column: pa.Array, wanted: pa.DataType) -> pa.Array:
     """Parses text as Arrow does, but no hexadecimal numbers, hours without minutes, or numbers that become infinite."""
     if pa.types.is_integer(wanted) and _has(column, "x"):
         raise pa.ArrowInvalid("a hexadecimal number")
+    if pa.types.is_decimal(wanted) and _has(column, "e") and pc.any(pc.match_substring_regex(column, _TINY)).as_py():
+        raise pa.ArrowInvalid("a number with too many digits after the point")
     if pa.types.is_time(wanted):
         if pc.all(pc.match_substring(column, ":")).as_py() is False:
             raise pa.ArrowInvalid("hours without minutes")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import re
 from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -30,6 +31,8 @@ __all__ = ["read_text"]
 
 _BOM = b"\xef\xbb\xbf"
 _PARSERS = 2
+_TINY = re.compile(rb"""[:,\[\s"]-?[0-9.]+[eE]-0*[0-9]{4,}[\s",\]}]""")
+"""A value of JSON that may be a decimal, and no floating-point number, whose exponent may end the process in Arrow."""
 _log = logging.getLogger(__name__)
 _told: set[tuple[str, str]] = set()
 """The folders and fields that this process has warned of."""
@@ -193,6 +196,7 @@ class _JsonParser:
     def __init__(self, row_type: RowTypeInfo) -> None:
         self._fields = list(row_type.arrow_type)
         schema = pa.schema([pa.field(field.name, as_text(field.type)) for field in self._fields])
+        self._has_decimals = "decimal" in str(schema.types)
         self._options = pa_json.ParseOptions(explicit_schema=schema, unexpected_field_behavior="ignore")
         self.unseen = set(row_type.field_names)
         """The fields that no object had so far."""
@@ -202,6 +206,8 @@ class _JsonParser:
     def __call__(self, data: bytes) -> pa.Array:
         if not data.strip():
             return pa.array([], pa.struct(self._fields))
+        if self._has_decimals and (tiny := _TINY.search(data)):
+            raise ValueError(f"{tiny[0].decode()} has too many digits after the point")
         read_options = pa_json.ReadOptions(use_threads=False, block_size=len(data) + 1)
         table = pa_json.read_json(pa.BufferReader(data), read_options=read_options, parse_options=self._options)
         _check_count(data, table.num_rows, ": each line must be one JSON object")

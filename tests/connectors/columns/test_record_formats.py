@@ -116,6 +116,7 @@ def test_both_parsers_agree(monkeypatch: pytest.MonkeyPatch) -> None:
         (Types.FLOAT(), "1e39"),
         (Types.DECIMAL(9, 2), "1.005"),
         (Types.DECIMAL(9, 2), '"x"'),
+        (Types.DECIMAL(9, 2), "1e-999999999"),
         (Types.FLOAT(), "1e999999999"),
         (Types.DOUBLE(), "-1e999999999"),
         *((kind, f'"{text}"') for kind in (Types.BIG_DEC(), Types.DECIMAL(9, 2)) for text in NO_DECIMALS),
