@@ -260,8 +260,9 @@ class ReplicationSlot:
             )
         if status == "lost" or confirmed is None:
             raise InputChangedError(
-                f"replication slot {self._source.slot!r} has lost WAL that was not read, as max_slot_wal_keep_size "
-                f"tells the server to, so changes are missing. {self.way_on}"
+                f"replication slot {self._source.slot!r} has lost WAL that was not read, so changes are missing: the "
+                "server gives up slots that are behind max_slot_wal_keep_size, or unused for longer than "
+                f"idle_replication_slot_timeout. Raise it. {self.way_on}"
             )
         return int(confirmed)
 

@@ -230,6 +230,37 @@ def test_a_slot_that_is_made_anew_while_an_epoch_is_read_is_refused(
         read(source, splits)
 
 
+@pytest.mark.parametrize("setting", ["max_slot_wal_keep_size = '1MB'", "idle_replication_slot_timeout = '1s'"])
+def test_a_slot_that_the_server_has_given_up_is_refused(tmp_path: Path, setting: str) -> None:
+    """The message blamed the size, also if the job had not run for too long."""
+    with servers.postgres() as conninfo:
+        database = Changes(conninfo, tmp_path / "staging")
+        database.create()
+        source, enumerator = running(database)
+        try:
+            database.sql(f"ALTER SYSTEM SET {setting}")
+        except psycopg.errors.UndefinedObject:
+            pytest.skip("this server does not have the setting")
+        database.sql("SELECT pg_reload_conf(); INSERT INTO {}.t VALUES (2, 'b')")
+
+        def gives_up() -> bool:
+            database.sql("SELECT pg_logical_emit_message(false, '', repeat('x', 10000000)); SELECT pg_switch_wal()")
+            database.sql("CHECKPOINT")
+            return bool(
+                database.sql("SELECT 1 FROM pg_replication_slots WHERE slot_name = '{}' AND wal_status = 'lost'")
+            )
+
+        try:
+            waiting.until(gives_up, "the server gives up the slot")
+            for plan in (enumerator, source.create_enumerator(enumerator.snapshot_state())):
+                with pytest.raises(SourceReadError, match=f"has lost WAL .* {setting.split()[0]}.* Raise it") as caught:
+                    plan.plan_epoch(1)
+            assert sorted(start_anew(database, str(caught.value))[0]) == ["+I 1 None", "+I 2 b"]
+        finally:
+            database.sql(f"ALTER SYSTEM RESET {setting.split()[0]}")
+            database.sql("SELECT pg_reload_conf()")
+
+
 def test_a_partition_without_the_rows_before_changes_is_refused(database: Changes) -> None:
     database.sql("CREATE TABLE {}.t (n bigint PRIMARY KEY, s text) PARTITION BY RANGE (n)")
     database.sql("CREATE TABLE {}.a PARTITION OF {}.t FOR VALUES FROM (0) TO (5)")
