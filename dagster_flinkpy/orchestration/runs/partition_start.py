@@ -75,10 +75,12 @@ def renumbered(
             return known[key]
         start = _start_of(partitions_def, key)
         if start is None:
+            empty = " To leave out a partition that has run, do not exclude it: empty its input, and run it again."
             raise ConfigurationError(
                 f"job {job_id!r} keeps the end state of partition {key!r}, which cannot be one of {partitions_def}: "
-                "its windows were different. Undo that change; or give the job another name, and start its first "
-                "partition with restore_from."
+                f"{'it is excluded now, or ' if partitions_def.exclusions else ''}its windows were different. Undo "
+                "that change; or give the job another name, and start its first partition with restore_from."
+                f"{empty if partitions_def.exclusions else ''}"
             )
         if start >= first:
             return partitions_def.get_num_partitions_in_window(TimeWindow(first, start))

@@ -90,3 +90,12 @@ def test_end_states_behind_the_end_of_the_definition_have_ordinals_too() -> None
 def test_a_definition_with_other_windows_is_refused(other: TimeWindowPartitionsDefinition) -> None:
     with pytest.raises(ConfigurationError, match="keeps the end state of partition '2024-03-05'"):
         renumbered([end(4, 1)], other, job_id="letters")
+
+
+def test_what_is_excluded_before_it_has_run_is_skipped_and_what_has_run_is_not_excluded() -> None:
+    weekend = DailyPartitionsDefinition(KEYS[0], end_date="2024-03-08", exclusions=["0 0 * * 0,6"])
+    monday = time_partition(weekend, KEYS[3])
+    kept = renumbered([end(0, 1)], weekend, job_id="letters")
+    assert partition_start(kept, monday, weekend.get_partition_keys().__getitem__, assets="x").checkpoint_id == 1
+    with pytest.raises(ConfigurationError, match=r"'2024-03-02'.* it is excluded now.* empty its input, and run it"):
+        renumbered([end(0, 1), end(1, 2)], weekend, job_id="letters")
