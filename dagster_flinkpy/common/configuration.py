@@ -6,6 +6,7 @@ import re
 from collections.abc import Mapping
 from datetime import timedelta
 
+from dagster_flinkpy.common.arguments import check_argument
 from dagster_flinkpy.errors import ConfigurationError
 
 __all__ = ["Configuration", "parse_duration", "parse_memory_size"]
@@ -34,6 +35,7 @@ class Configuration:
     @classmethod
     def from_dict(cls, map: Mapping[str, str]) -> Configuration:
         """Returns the options of a dict."""
+        check_argument("Configuration.from_dict()", map, Mapping, "a dict of options")
         configuration = cls()
         for key, value in map.items():
             configuration.set_string(key, value)

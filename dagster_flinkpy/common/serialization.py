@@ -6,6 +6,7 @@ import codecs
 from abc import ABC, abstractmethod
 from typing import Any
 
+from dagster_flinkpy.common.arguments import check_name
 from dagster_flinkpy.common.typeinfo import TypeInformation, Types
 from dagster_flinkpy.errors import ConfigurationError
 
@@ -25,6 +26,7 @@ def check_charset(charset: str) -> str:
     Raises:
         ConfigurationError: Python knows no charset with this name.
     """
+    check_name("a charset", charset)
     try:
         codecs.lookup(charset)
     except LookupError:

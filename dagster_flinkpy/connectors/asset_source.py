@@ -101,7 +101,7 @@ class AssetSource(RowSource):
         max_materializations_per_epoch: int | None = None,
     ) -> None:
         path = getattr(asset_key, "path", asset_key)
-        key = tuple(path.split("/") if isinstance(path, str) else path)
+        key = tuple(path.split("/") if isinstance(path, str) else path if isinstance(path, Sequence) else ())
         if not key or not all(isinstance(part, str) and part for part in key):
             raise ConfigurationError(f"AssetSource() needs the key of an asset, not {asset_key!r}")
         if not callable(load):

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, Generic, TypeVar
 
-from dagster_flinkpy.common.arguments import check_number
+from dagster_flinkpy.common.arguments import check_number, check_settings
 from dagster_flinkpy.common.clock import to_millis
 from dagster_flinkpy.common.serializer import TypeSerializer
 from dagster_flinkpy.common.time import Duration, Time
@@ -175,6 +175,7 @@ class _Tumbling:
     offset: int = 0
 
     def __post_init__(self) -> None:
+        check_settings(self)
         if self.size <= 0 or abs(self.offset) >= self.size:
             raise ConfigurationError(
                 f"window size {self.size} ms, offset {self.offset} ms: need size > 0 and |offset| < size"
@@ -200,6 +201,7 @@ class _Sliding:
     offset: int = 0
 
     def __post_init__(self) -> None:
+        check_settings(self)
         if self.size <= 0 or self.slide <= 0 or abs(self.offset) >= self.slide:
             raise ConfigurationError(
                 f"window size {self.size} ms, slide {self.slide} ms, offset {self.offset} ms: "
@@ -271,6 +273,7 @@ class _FixedGap(_Sessions):
     session_gap: int
 
     def __post_init__(self) -> None:
+        check_settings(self)
         if self.session_gap <= 0:
             raise ConfigurationError(f"the gap between sessions must be positive, not {self.session_gap} ms")
 

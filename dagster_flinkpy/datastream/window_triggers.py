@@ -6,6 +6,7 @@ from abc import ABC, abstractmethod
 from enum import Enum
 from typing import Any, Generic, TypeVar
 
+from dagster_flinkpy.common.arguments import check_number
 from dagster_flinkpy.common.clock import to_millis
 from dagster_flinkpy.common.time import Duration, Time
 from dagster_flinkpy.common.typeinfo import Types
@@ -208,6 +209,7 @@ class _ContinuousTrigger(_QuietTrigger[T, TimeWindow]):
     """Fires at each multiple of the interval, and keeps the next time as state."""
 
     def __init__(self, interval: int) -> None:
+        check_number("the interval of a continuous trigger", interval, "milliseconds")
         if interval <= 0:
             raise ConfigurationError(f"the interval of a continuous trigger must be positive, not {interval} ms")
         self.interval = interval

@@ -206,6 +206,8 @@ class OperatorTestHarness:
             parallelism: Number of subtasks.
             max_parallelism: Number of key groups.
         """
+        if not callable(build):
+            raise ConfigurationError(f"for_stream() needs a function that takes a stream, not {build!r}")
         harness = cls.__new__(cls)
         harness._start(
             lambda *streams: build(*(s.rebalance() for s in streams)),

@@ -11,11 +11,22 @@ import numpy as np
 import pytest
 
 from dagster_flinkpy.checkpoint.partitions import PartitionRetention
-from dagster_flinkpy.common import Configuration, Duration, Time, Types, WatermarkStrategy
+from dagster_flinkpy.common import (
+    Configuration,
+    Duration,
+    Encoder,
+    SimpleStringSchema,
+    Time,
+    Types,
+    WatermarkStrategy,
+)
 from dagster_flinkpy.common.restart_strategies import FixedDelayRestart
-from dagster_flinkpy.connectors import DeltaSink, ParquetSink, ParquetSource
+from dagster_flinkpy.connectors import AssetSource, DeltaSink, ParquetSink, ParquetSource, PostgresSource
 from dagster_flinkpy.datastream import DataStream, OutputTag, StreamExecutionEnvironment
 from dagster_flinkpy.datastream.batch_function import BatchAggregateFunction
+from dagster_flinkpy.datastream.connectors.file_system import FileSink
+from dagster_flinkpy.datastream.connectors.kafka import KafkaOffsetsInitializer
+from dagster_flinkpy.datastream.connectors.number_seq import NumberSequenceSource
 from dagster_flinkpy.datastream.data_stream import KeyedStream
 from dagster_flinkpy.datastream.functions import AggregateFunction, MapFunction
 from dagster_flinkpy.datastream.state import AggregatingStateDescriptor
@@ -30,6 +41,7 @@ from dagster_flinkpy.datastream.window import (
 from dagster_flinkpy.errors import FlinkPyError
 from dagster_flinkpy.orchestration import flink_assets
 from dagster_flinkpy.state_processor import dispose_job, fork_job, list_forks
+from dagster_flinkpy.testing import OperatorTestHarness
 
 PAIRS = Types.TUPLE([Types.LONG(), Types.LONG()])
 SECOND = Time.seconds(1)
@@ -150,6 +162,23 @@ WRONG: dict[str, tuple[Callable[[], Any], str]] = {
     "python file": (lambda: env().add_python_file(5), "add_python_file() needs a path, not 5"),
     "python archive": (lambda: env().add_python_archive(5), "add_python_archive() needs a path, not 5"),
     "requirements": (lambda: env().set_python_requirements(5), "set_python_requirements() needs a path, not 5"),
+    "options": (lambda: Configuration.from_dict([]), "from_dict() needs a dict of options, not []"),  # type: ignore
+    "charset": (lambda: Encoder(5), "a charset needs text that is not empty, not 5"),  # type: ignore
+    "text of no charset": (lambda: SimpleStringSchema(None), "a charset needs text that is not empty"),  # type: ignore
+    "rows to files": (lambda: FileSink.for_row_format("x", "UTF-8"), "needs an Encoder, such as"),  # type: ignore
+    "no folder": (lambda: FileSink.for_row_format(5, Encoder("UTF-8")), "as base_path needs text"),  # type: ignore
+    "numbers": (lambda: NumberSequenceSource(None, 5), "NumberSequenceSource() needs two whole"),  # type: ignore
+    "columns of PostgreSQL": (lambda: PostgresSource("x", "t", 5), "needs the name of a column"),  # type: ignore
+    "asset": (lambda: AssetSource(5, len, Types.ROW([])), "AssetSource() needs the key of an asset, not 5"),  # type: ignore
+    "offsets": (lambda: KafkaOffsetsInitializer.offsets("x"), "needs a dict of offsets by KafkaTopic"),  # type: ignore
+    "size of windows": (lambda: TumblingEventTimeWindows(SECOND), "TumblingEventTimeWindows(size=...) needs a whole"),
+    "slide of windows": (lambda: SlidingEventTimeWindows(5, "x", 0), "SlidingEventTimeWindows(slide=...) needs a"),
+    "gap of sessions": (lambda: EventTimeSessionWindows(SECOND), "EventTimeSessionWindows(session_gap=...) needs a"),
+    "continuous trigger": (
+        lambda: ContinuousEventTimeTrigger(SECOND),
+        "a continuous trigger needs a whole",
+    ),
+    "harness": (lambda: OperatorTestHarness.for_stream(5), "for_stream() needs a function that takes a"),  # type: ignore
     "runtime mode": (lambda: env().set_runtime_mode("BATCH"), "a RuntimeExecutionMode, such as"),
     "configure": (lambda: env().configure({"parallelism.default": "2"}), "configure() needs a Configuration, not {"),
     "from_collection": (lambda: env().from_collection(5), "needs a collection of records, such as a list, not 5"),

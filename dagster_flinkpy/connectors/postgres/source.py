@@ -78,7 +78,7 @@ class PostgresSource(RowSource, PartitionedSource):
         discovery_interval: timedelta = Source.discovery_interval,
         batch_rows: int = 8192,
     ) -> None:
-        self.columns = (column,) if isinstance(column, str) else tuple(column)
+        self.columns = (column,) if isinstance(column, str) else tuple(column) if isinstance(column, Sequence) else ()
         check_name("PostgresSource() as conninfo", conninfo)
         check_name("PostgresSource() as table", table)
         self._declare(row_type)

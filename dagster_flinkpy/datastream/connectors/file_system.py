@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 from zoneinfo import ZoneInfo
 
+from dagster_flinkpy.common.arguments import check_argument, check_name
 from dagster_flinkpy.common.no_effect import no_effect
 from dagster_flinkpy.common.serialization import Encoder, check_charset
 from dagster_flinkpy.common.time import Duration
@@ -343,6 +344,9 @@ class FileSink(TwoPhaseCommittingSink):
             base_path: A folder, local or ``s3://bucket/prefix``.
             encoder: How a record is written.
         """
+        check_name("FileSink.for_row_format() as base_path", base_path)
+        wanted = "an Encoder, such as Encoder.simple_string_encoder()"
+        check_argument("FileSink.for_row_format()", encoder, Encoder, wanted)
         return FileSink.RowFormatBuilder(FileSink(_absolute(base_path), encoder))
 
     class RowFormatBuilder:

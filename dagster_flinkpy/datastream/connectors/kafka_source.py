@@ -125,6 +125,8 @@ class KafkaOffsetsInitializer:
             offsets: The offset of each partition.
             offset_reset_strategy: What to do with a partition that is not among them.
         """
+        wanted = "a dict of offsets by KafkaTopicPartition"
+        check_argument("KafkaOffsetsInitializer.offsets()", offsets, Mapping, wanted)
         return KafkaOffsetsInitializer("offsets", given=dict(offsets), reset=offset_reset_strategy)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
+from dagster_flinkpy.common.arguments import check_argument
 from dagster_flinkpy.common.typeinfo import TypeInformation, Types
 from dagster_flinkpy.datastream.connectors.base import Json, Source, SourceSplit, SplitEnumerator
 from dagster_flinkpy.datastream.connectors.collection import SliceEnumerator
@@ -25,6 +26,8 @@ class NumberSequenceSource(Source):
     """
 
     def __init__(self, start: int, end: int) -> None:
+        for number in (start, end):
+            check_argument("NumberSequenceSource()", number, int, "two whole numbers")
         if start > end:
             raise ConfigurationError(f"NumberSequenceSource: start {start} is greater than end {end}")
         self._start, self._end = start, end
