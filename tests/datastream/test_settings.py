@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from dagster_flinkpy.common import Configuration, Duration, ExecutionConfig, Time, Types, WatermarkStrategy
+from dagster_flinkpy.common import Configuration, Duration, Encoder, ExecutionConfig, Time, Types, WatermarkStrategy
 from dagster_flinkpy.common.exchange_options import ExchangeMode
 from dagster_flinkpy.datastream import RuntimeExecutionMode, StreamExecutionEnvironment
 from dagster_flinkpy.datastream.checkpoint_config import CheckpointConfig
@@ -142,7 +142,7 @@ def stream() -> Any:
 
 
 def sink() -> Any:
-    return FileSink.for_row_format("/tmp/out", None)  # type: ignore[arg-type]
+    return FileSink.for_row_format("/tmp/out", Encoder("UTF-8"))
 
 
 def chained_in_another_group() -> None:
