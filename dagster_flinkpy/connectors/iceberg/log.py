@@ -63,20 +63,29 @@ class IcebergLog(TableLog):
         return len(self._following(version))
 
     def _following(self, version: int) -> list[int]:
-        """Returns the snapshots after one, the latest first."""
-        table, following = self._load(), list[int]()
-        snapshot = self._current()
-        while snapshot is not None and snapshot.snapshot_id != version:
-            following.append(int(snapshot.snapshot_id))
-            parent = snapshot.parent_snapshot_id
-            snapshot = None if parent is None else table.snapshot_by_id(parent)
-        if snapshot is None:
-            raise InputChangedError(
-                f"snapshot {version} of {self._name}, up to which it was read, is no longer one of its history: it has "
-                "expired, or the table was rolled back or made anew. Put it back; or keep snapshots longer, and start "
-                "from empty state to read the table as it is now"
-            )
+        """Returns the snapshots after one, the latest first. That one may have expired: it is named as a parent."""
+        table, current, following = self._load(), self._current(), list[int]()
+        found = None if current is None else current.snapshot_id
+        while found != version:
+            snapshot = None if found is None else table.snapshot_by_id(found)
+            if snapshot is None:
+                raise self._gone(version, "up to which it was read")
+            following.append(snapshot.snapshot_id)
+            found = snapshot.parent_snapshot_id
         return following
+
+    def _gone(self, version: int, which: str) -> InputChangedError:
+        return InputChangedError(
+            f"snapshot {version} of {self._name}, {which}, is no longer one of its history: it, or one after it, has "
+            "expired, or the table was rolled back or made anew. Put it back; or keep snapshots longer, and start from "
+            "empty state to read the table as it is now"
+        )
+
+    def _snapshot(self, version: int) -> Snapshot:
+        """Returns a snapshot that was not read to its end."""
+        if (snapshot := self._load().snapshot_by_id(version)) is None:
+            raise self._gone(version, "which was not read to its end")
+        return snapshot
 
     def _current(self) -> Snapshot | None:
         table, branch = self._load(), self._source.branch
@@ -86,15 +95,14 @@ class IcebergLog(TableLog):
 
     def all_files(self, version: int) -> list[Json]:
         with self._reading():
-            return self._files(self._load().scan(snapshot_id=version))
+            return self._files(self._load().scan(snapshot_id=self._snapshot(version).snapshot_id))
 
     def added_files(self, version: int) -> list[Json]:
         with self._reading():
-            table = self._load()
-            snapshot = table.snapshot_by_id(version)
-            operation = None if snapshot is None or snapshot.summary is None else snapshot.summary.operation
+            snapshot = self._snapshot(version)
+            operation = None if snapshot.summary is None else snapshot.summary.operation
             if operation == Operation.APPEND:
-                scan = table.incremental_append_scan(
+                scan = self._load().incremental_append_scan(
                     from_snapshot_id_exclusive=snapshot.parent_snapshot_id, to_snapshot_id_inclusive=version
                 )
                 return self._files(scan)
