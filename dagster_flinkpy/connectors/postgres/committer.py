@@ -57,8 +57,8 @@ class _PostgresCommitter(CheckpointCommitter):
         self._sink, self._session = sink, session
         self._table = PostgresTarget(sink, context.type_info, session)
         self._checked = False
-        self._last: tuple[int, str] | None = None
-        """The checkpoint that the sink has committed last, and a digest of it in the ledger."""
+        self._last: int | None = None
+        """The newest checkpoint that is known to have been committed."""
 
     def _begin(self) -> None:
         if not self._checked:
@@ -81,7 +81,7 @@ class _PostgresCommitter(CheckpointCommitter):
                 if staged is not None:
                     self._check_ledger(connection, staged)
                 self._session.create_ledger(connection)
-                self._last, self._checked = self._session.newest(connection), True
+                self._last, self._checked = self._session.last_committed(connection), True
         except BaseException:
             connection.close()
             raise
@@ -111,12 +111,11 @@ class _PostgresCommitter(CheckpointCommitter):
         )
 
     def _check_last(self, connection: psycopg.Connection[Any]) -> None:
-        """Checks that what was committed last, by this attempt or before it, is still there."""
-        same = "checkpoint = %s AND digest = %s"
-        if self._last is not None and not self._session.registered(connection, same, *self._last):
+        """Checks that what was committed last, by this attempt or before it, or what came after it, is still there."""
+        if self._last is not None and not self._session.registered(connection, "checkpoint >= %s", self._last):
             ledger = self._session.ledger.as_string(connection)
             raise ConfigurationError(
-                f"table {ledger} does not know checkpoint {self._last[0]} any more, which was committed to table "
+                f"table {ledger} does not know checkpoint {self._last} any more, which was committed to table "
                 f"{self._sink.uri()}: the database was restored from a backup, or somebody has deleted the entry"
             )
 
@@ -148,7 +147,7 @@ class LedgerCommitter(_PostgresCommitter):
 
     def _put(self, checkpoint: StagedCheckpoint) -> bool:
         """Writes the rows in one transaction, unless that was done before. Returns whether it did."""
-        written, digest, checkpoint_id = False, "", checkpoint.checkpoint_id
+        written, checkpoint_id = False, checkpoint.checkpoint_id
         older = any(not self._names.of_this_attempt(file.key) for file in checkpoint.files)
         with self._connect(checkpoint_id if older else None) as connection, self._session.transaction(connection):
             self._check_last(connection)
@@ -162,7 +161,7 @@ class LedgerCommitter(_PostgresCommitter):
             if written:
                 self._session.forget(connection, checkpoint_id, _LEDGER_DAYS)
                 self._table.check(connection)  # what was written to cannot be altered before the end
-        self._last = checkpoint_id, digest
+        self._last = checkpoint_id
         return written
 
     def _rows_of(self, after: int, before: int) -> EpochRows:
@@ -388,8 +387,8 @@ class PreparedTransactionCommitter(_PostgresCommitter):
             self._check_last(connection)
             for request in requests:
                 self._commit(connection, request)
-        if done := [str(request.committable.get("gid")) for request in requests if request.error is None]:
-            self._last = checkpoint.checkpoint_id, done[-1]
+        if any(request.error is None for request in requests):
+            self._last = checkpoint.checkpoint_id
         return True
 
     def _commit(self, connection: psycopg.Connection[Any], request: CommitRequest) -> None:

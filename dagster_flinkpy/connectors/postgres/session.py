@@ -135,15 +135,11 @@ class Session:
 
     def last_committed(self, connection: psycopg.Connection[Any]) -> int | None:
         """Returns the newest checkpoint in the ledger, or None."""
-        newest = self.newest(connection) if self.exists(connection, self.ledger) else None
-        return None if newest is None else newest[0]
-
-    def newest(self, connection: psycopg.Connection[Any]) -> tuple[int, str] | None:
-        """Returns the newest checkpoint in the ledger, which exists, and a digest of it."""
-        statement = sql.SQL(
-            "SELECT checkpoint, digest FROM {} WHERE job = %s AND uid = %s ORDER BY checkpoint DESC LIMIT 1"
-        ).format(self.ledger)
-        return connection.execute(statement, [self._job_id, self._uid]).fetchone()
+        if not self.exists(connection, self.ledger):
+            return None
+        statement = sql.SQL("SELECT max(checkpoint) FROM {} WHERE job = %s AND uid = %s").format(self.ledger)
+        newest: int | None = value_of(connection, statement, self._job_id, self._uid)
+        return newest
 
     def other_schema(self, connection: psycopg.Connection[Any]) -> str | None:
         """Returns the schema whose ledger has entries of the sink, if it names none and search_path finds no entry."""

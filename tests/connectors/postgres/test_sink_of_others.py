@@ -285,6 +285,21 @@ def test_a_database_without_what_the_attempt_has_committed_is_refused(
     assert 2 in database.rows()
 
 
+def test_an_old_entry_that_another_commit_has_deleted_is_not_missed(database: Database) -> None:
+    """Two runs of an asset that has not run for long: the first one forgot the entry that the other one had seen."""
+    database.create()
+    sink = database.sink()
+    committer(sink).abort_lingering([])
+    commit(sink, stage(sink, numbers(1)))
+    database.sql("UPDATE {}.flinkpy_commits SET committed_at = now() - interval '31 days'")
+    other = committer(sink)
+    other.abort_lingering([])
+    commit(sink, stage(sink, numbers(3), checkpoint_id=3))
+    assert database.ledger() == [3]
+    assert commit_requests(other, [stage(sink, numbers(2), checkpoint_id=2)], "sink") == 0
+    assert database.rows() == [1, 2, 3]
+
+
 @pytest.mark.parametrize("options", [{}, {"prepare_transactions": True}], ids=str)
 def test_a_ledger_that_takes_no_entry_or_takes_it_twice_is_refused(database: Database, options: Any) -> None:
     database.create()
