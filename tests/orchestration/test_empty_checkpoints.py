@@ -30,12 +30,13 @@ from dagster._core.loader import LoadingContextForTest
 
 from dagster_flinkpy.checkpoint.requests import JobRequests, Order, RequestKind
 from dagster_flinkpy.common import Duration, Time, Types, WatermarkStrategy
-from dagster_flinkpy.connectors import ParquetSink, ParquetSource
+from dagster_flinkpy.connectors import AssetSource, Materialization, ParquetSink, ParquetSource
 from dagster_flinkpy.datastream import StreamExecutionEnvironment
 from dagster_flinkpy.datastream.connectors.base import SplitEnumerator
 from dagster_flinkpy.datastream.window import TumblingEventTimeWindows, TumblingProcessingTimeWindows
 from dagster_flinkpy.errors import CheckpointTimeoutError, SourceReadError
 from dagster_flinkpy.orchestration import build_checkpoint_sensor, build_flink_jobs, flink_assets
+from dagster_flinkpy.orchestration.runs.changed_tables import recorded_checkpoint
 from dagster_flinkpy.orchestration.sensors import waiting_input, waiting_look
 from dagster_flinkpy.runtime.master import job as job_loop
 from dagster_flinkpy.runtime.master import watchdog
@@ -308,6 +309,30 @@ def test_what_reads_the_table_of_a_job_that_has_ended_runs(
     assert second.asset_materialization is not None
     assert first.asset_materialization.metadata == second.asset_materialization.metadata
     assert first.event_log_entry.tags["dagster/data_version"] == second.event_log_entry.tags["dagster/data_version"]
+
+
+def test_an_asset_source_reads_no_table_again_that_has_not_changed(
+    tmp_path: Path, instance: DagsterInstance, resources: dict[str, Any]
+) -> None:
+    def copies() -> StreamExecutionEnvironment:
+        env = StreamExecutionEnvironment.get_execution_environment()
+        row = Types.ROW_NAMED(["checkpoint"], [Types.LONG()])
+        source = AssetSource(["words", "table"], _checkpoint_of, row, bounded=False)
+        stream = env.from_source(source, WatermarkStrategy.no_watermarks(), "read").uid("read")
+        stream.sink_to(ParquetSink(str(tmp_path / "copy"))).uid("copy")
+        return env
+
+    words = word_count(tmp_path / "table", ["a", "b"], per_epoch=1)
+    both = [*flink_assets(words, name="words"), *flink_assets(copies, name="copies")]
+    job = Definitions(both, resources=resources).resolve_implicit_global_asset_job_def()
+    for _ in range(4):
+        assert job.execute_in_process(instance=instance).success
+    assert sorted(pq.read_table(tmp_path / "copy").column(0).to_pylist()) == [1, 2]
+    assert recorded_checkpoint(instance, AssetKey(["copies", "read"])) == 4, "its step was not skipped"
+
+
+def _checkpoint_of(materialization: Materialization) -> list[tuple[int]]:
+    return [(materialization.metadata["flink/checkpoint_id"],)]
 
 
 # --- the sensor -------------------------------------------------------------------------------------------------------

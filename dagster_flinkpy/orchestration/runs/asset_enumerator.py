@@ -22,6 +22,7 @@ from dagster_flinkpy.datastream.connectors.base import (
 from dagster_flinkpy.datastream.connectors.epoch_limits import EpochLimits
 from dagster_flinkpy.errors import SourceReadError
 from dagster_flinkpy.orchestration.dagster_internals import extract_data_version_from_entry
+from dagster_flinkpy.orchestration.runs.job_run import UNCHANGED_TAG
 
 if TYPE_CHECKING:
     from dagster_flinkpy.connectors.asset_source import AssetSource
@@ -150,7 +151,7 @@ class MaterializationEnumerator(SplitEnumerator):
         cursor, found = None, list[EventLogRecord]()
         while True:
             page = instance.fetch_materializations(chosen, limit=_PAGE, cursor=cursor, ascending=True)
-            found += page.records
+            found += [record for record in page.records if not _is_repeated(record)]
             cursor = page.cursor
             if not page.has_more:
                 return found
@@ -247,6 +248,12 @@ def _is_same(read: str | None, version: str | None) -> bool:
     return read is not None and read == version
 
 
+def _is_repeated(record: EventLogRecord) -> bool:
+    """Returns whether a materialization says that a table of a job has not changed."""
+    event = record.asset_materialization
+    return event is not None and UNCHANGED_TAG in (event.tags or {})
+
+
 def _version(record: EventLogRecord) -> str | None:
     version = extract_data_version_from_entry(record.event_log_entry)
     return None if version is None else version.value
@@ -259,6 +266,6 @@ def _metadata(given: Any) -> Json:
         value = getattr(entry, "value", None)
         try:
             found[name] = json.loads(json.dumps(value, allow_nan=False))
-        except (TypeError, ValueError):
+        except Exception:  # a table of Dagster raises nothing more exact
             continue
     return found

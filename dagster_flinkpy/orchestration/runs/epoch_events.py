@@ -122,13 +122,15 @@ class EpochEvents:
         for uid, spec in run.specs.items():
             facts = self._facts(uid, epoch, attempt) | (executed if uid == run.assets.first else {})
             known = self._tables.unchanged(uid)
-            if known is not None and not run.is_read(spec, by_checks=uid in self._materialized):
+            if known is not None and run.is_read(spec, by_checks=uid in self._materialized):
+                yield run.unchanged_result(spec, known, facts)
+            elif known is not None:
                 observed += 1
                 run.context.log_event(_observation(spec, facts, known))
             elif run.is_selected(spec):
                 # Dagster would say that the step has read what was there when it began.
-                tags = {**run.outside_tags(spec), **run.input_tags(spec, known or version)}
-                yield run.result(spec, known or version, facts, tags)
+                tags = {**run.outside_tags(spec), **run.input_tags(spec, version)}
+                yield run.result(spec, version, facts, tags)
             else:
                 run.record(spec, facts, run.tags(spec, version), partition=None)
         if observed:

@@ -33,7 +33,10 @@ from dagster_flinkpy.orchestration.failure import flink_failures
 from dagster_flinkpy.orchestration.job_assets import JobAssets
 from dagster_flinkpy.orchestration.runs.runs_of_job import refuse_other_location
 
-__all__ = ["JobRun"]
+__all__ = ["UNCHANGED_TAG", "JobRun"]
+
+UNCHANGED_TAG = "flink/unchanged"
+"""Tag of a materialization that is there only because other steps of its run read the asset, which has not changed."""
 
 
 @dataclass(frozen=True)
@@ -107,13 +110,20 @@ class JobRun:
         others = [each for each in steps if not own & set(each.keys) and (each.keys or by_checks)]
         return self.is_selected(spec) and any(spec.key in each.keys_by_input_name.values() for each in others)
 
+    def unchanged_result(
+        self, spec: AssetSpec, version: DataVersion, metadata: Mapping[str, Any]
+    ) -> MaterializeResult[Any]:
+        """Returns the result for an asset that has the data version that it had, but is read by other steps."""
+        tags = {**self.outside_tags(spec), **self.input_tags(spec, version), UNCHANGED_TAG: "true"}
+        return self.result(spec, version, metadata, tags)
+
     def known_results(self) -> Iterator[MaterializeResult[Any]]:
         """Yields the assets that other steps of the run read, as they were materialized last."""
         for spec in filter(self.is_read, self.specs.values()):
             entry = self.context.instance.get_latest_materialization_event(spec.key)
             event = entry.asset_materialization if entry else None
             version = (entry and extract_data_version_from_entry(entry)) or DEFAULT_DATA_VERSION
-            yield self.result(spec, version, event.metadata if event else {}, self.input_tags(spec, version))
+            yield self.unchanged_result(spec, version, event.metadata if event else {})
 
     def materialize(
         self, spec: AssetSpec, version: DataVersion, metadata: Mapping[str, Any], *, partition: str | None = None

@@ -20,6 +20,10 @@ from dagster import (
     DagsterInstance,
     Definitions,
     MaterializeResult,
+    MetadataValue,
+    TableColumn,
+    TableRecord,
+    TableSchema,
     asset,
 )
 
@@ -110,6 +114,22 @@ def test_an_asset_that_is_only_observed_is_named(
     instance.report_runless_asset_event(AssetObservation("orders"))
     (warning,) = warnings()
     assert warning.startswith("Asset orders was observed, but never materialized.")
+
+
+@pytest.mark.usefixtures("in_process")
+def test_metadata_that_is_no_json_is_left_out(
+    tmp_path: Path, instance: DagsterInstance, resources: dict[str, Any]
+) -> None:
+    path = tmp_path / "orders.parquet"
+    pq.write_table(pa.table({"id": [7]}), path)
+    columns = TableSchema([TableColumn("n", "int")])
+    table = MetadataValue.table([TableRecord({"n": 1})], columns)
+    metadata = {"path": str(path), "table": table, "columns": MetadataValue.table_schema(columns)}
+    instance.report_runless_asset_event(AssetMaterialization("orders", metadata=metadata))
+    Definitions(job(tmp_path), resources=resources).resolve_implicit_global_asset_job_def().execute_in_process(
+        instance=instance
+    )
+    assert pq.read_table(tmp_path / "table")["id"].to_pylist() == [7]
 
 
 class Orders:
