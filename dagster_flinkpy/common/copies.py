@@ -110,7 +110,8 @@ def _only_reads(code: CodeType, argument: int, row: type[Row]) -> bool:
     for step, after in pairwise(dis.get_instructions(code)):
         if step.argval == name and step.opname in _LOADS and after.opname == "LOAD_ATTR" and after.argval in fields:
             continue
-        if name in (step.argval if isinstance(step.argval, tuple) else (step.argval,)):
+        uses = step.argval if isinstance(step.argval, tuple) else (step.argval,)
+        if name in uses and step.opcode not in dis.hasname:  # an attribute or a global may have the same name
             return False
     return True
 

@@ -131,12 +131,16 @@ class StreamBatch:
 
     def lent(self, function: Any) -> Iterator[Any]:
         """Yields the values for a function that only looks at them. If it changes some, nobody else sees that."""
-        if not changes(self.type_info) or (self._values is None and only_reads(function, self.type_info)):
+        if self.may_share(function):
             return iter(self.values)
         column = self.column
         if self._values is not None and isinstance(self.type_info, PickledBytesTypeInfo):
             return map(copied, self._values)
         return self._each_of(column)
+
+    def may_share(self, function: Any) -> bool:
+        """Returns whether nobody can tell that a function had a value: it cannot change, or is only read."""
+        return not changes(self.type_info) or (self._values is None and only_reads(function, self.type_info))
 
     def _each_of(self, column: pa.Array) -> Iterator[Any]:
         parts = (column.slice(start, _AT_ONCE) for start in range(0, len(self), _AT_ONCE))

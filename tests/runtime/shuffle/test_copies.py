@@ -173,7 +173,10 @@ def _nests(row: Any) -> bool:
     return any(row.age > limit for limit in (17, 18))
 
 
-@pytest.mark.parametrize("function", [lambda row: row.age > 17, lambda row, time=0: row.name, Watches().reads])
+@pytest.mark.parametrize(
+    "function",
+    [lambda row: row.age > 17, lambda row, time=0: row.name, lambda age: age.age, Watches().reads],
+)
 def test_a_function_that_only_reads_fields_is_known(function: Any) -> None:
     assert only_reads(function, PERSON)
 

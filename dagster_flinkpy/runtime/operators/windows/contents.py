@@ -155,10 +155,7 @@ class Contents(ABC):
 
 
 class RecordContents(Contents):
-    """What functions make of records; or all records, as a list.
-
-    If windows merge, ``sessions`` are those in flight, and a record is in one of them only.
-    """
+    """What functions make of records; or all records, as a list. If windows merge, ``sessions`` are those in flight."""
 
     _column = NumberColumn
 
@@ -167,12 +164,12 @@ class RecordContents(Contents):
         table = operator.backend.get_cells(descriptor, windows, sessions, column=self._column)
         super().__init__(operator, table)
         self._state = PaneState(table, fold_values(descriptor))
-        self._once, self._keys = sessions is not None, operator.backend.key_context
+        self._keys = operator.backend.key_context
 
     def take(self, batch: StreamBatch) -> Ints:
         self._batch = batch
-        self.values: list[Any] | None = list(batch.each_value()) if self._once else None
-        """The records, if each is in one window only."""
+        self.values: list[Any] | None = None
+        """The records, if their windows may share them or somebody has seen them before."""
         return batch.timestamps
 
     def add(self, seats: Ints, cells: Ints, rows: Ints, new: Ints | None = None) -> None:
@@ -262,6 +259,12 @@ class SharedContents(RecordContents):
     """Contents of windows of one size that overlap. Those of a key that have the same records share what they hold."""
 
     _column = SharedColumn
+
+    def take(self, batch: StreamBatch) -> Ints:
+        times, aggregate = super().take(batch), self._operator.aggregate
+        if aggregate is not None and batch.may_share(aggregate.add):
+            self.values = list(batch.values)
+        return times
 
     def add_to_windows(
         self, seats: Ints, cells: Ints, rows: Ints, times: Ints, windows: TimeWindows, new: Ints

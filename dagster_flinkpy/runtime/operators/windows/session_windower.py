@@ -96,7 +96,7 @@ class SessionWindower(Windower):
         """Lets the assigner look at each record."""
         keys, context, contents = self._operator.backend.key_context, self._operator.assigner_context, self._contents
         assigner: Any = self._operator.spec.assigner
-        values: Any = contents.values  # type: ignore[union-attr]
+        values = contents.values = list(batch.each_value())  # type: ignore[union-attr]
         windows = []
         value: Any = UNKNOWN
         try:

@@ -15,7 +15,6 @@ import numpy.typing as npt
 
 from dagster_flinkpy.datastream.aggregations import BatchAggregate
 from dagster_flinkpy.datastream.functions import (
-    AggregateFunction,
     ProcessAllWindowFunction,
     ProcessWindowFunction,
     RuntimeContext,
@@ -76,8 +75,11 @@ class WindowOperator(KeyedOperator):
         fold: ColumnFold | None = None,
     ) -> None:
         super().__init__(context)  # The windower opens the timers that it needs.
-        self.spec, self.fold, self._aggregate = spec, fold, _aggregate_of(spec, context.vertex.uid)
-        self.functions = (self._aggregate, spec.reduce, spec.window_function)
+        aggregate = spec.aggregate
+        if isinstance(aggregate, BatchAggregate):
+            aggregate = RecordAggregate(BatchFold(aggregate, context.vertex.uid), aggregate)
+        self.spec, self.fold, self.aggregate = spec, fold, aggregate
+        self.functions = (self.aggregate, spec.reduce, spec.window_function)
         self.event_time = spec.assigner.is_event_time()
         self.lateness = spec.allowed_lateness if self.event_time else 0
         """How long the state of a window is kept after its end, in milliseconds."""
@@ -98,8 +100,8 @@ class WindowOperator(KeyedOperator):
     def descriptor(self) -> StateDescriptor:
         """Returns the state of what windows hold: one value, or all elements."""
         name, spec = "window-contents", self.spec  # as in Flink's WindowOperatorBuilder
-        if self._aggregate is not None:
-            return AggregatingStateDescriptor(name, self._aggregate, spec.accumulator_type)
+        if self.aggregate is not None:
+            return AggregatingStateDescriptor(name, self.aggregate, spec.accumulator_type)
         if spec.reduce is not None:
             return ReducingStateDescriptor(name, spec.reduce, spec.accumulator_type)
         return ListStateDescriptor(name, spec.element_type)
@@ -187,16 +189,6 @@ class WindowOperator(KeyedOperator):
 def has_default_trigger(spec: WindowSpec) -> bool:
     """Returns whether windows in time fire when they end, and not otherwise."""
     return type(spec.trigger) is (EventTimeTrigger if spec.assigner.is_event_time() else ProcessingTimeTrigger)
-
-
-def _aggregate_of(spec: WindowSpec, operator: str) -> AggregateFunction | None:
-    """Returns the aggregation of records one by one."""
-    aggregate = spec.aggregate
-    return (
-        RecordAggregate(BatchFold(aggregate, operator), aggregate)
-        if isinstance(aggregate, BatchAggregate)
-        else aggregate
-    )
 
 
 def _clears(function: Any) -> bool:
