@@ -252,8 +252,9 @@ class Runs:
         order = np.argsort(sort_keys)  # So neighbours in a run are looked up one after the other.
         ordered = sort_keys[order]
         runs, wanted = list[tuple[Run, Indices]](), list[Indices]()
-        for i, span in enumerate(self._spans()):
-            start, stop = clip_rows(ordered, span)
+        spans = [*(handle.span for handle in self.handles), *([] if self._added is None else [self._added.span])]
+        bounds = np.array([(span.start, span.stop) for span in spans], dtype=np.uint64)
+        for i, (start, stop) in enumerate(np.searchsorted(ordered, bounds).tolist()):
             if start == stop:
                 continue
             run = self._open(i)  # Only now: one without such keys is not opened.
@@ -268,10 +269,6 @@ class Runs:
         taken = pa.array(alike.wanted)
         same = equal_rows([alike.take(name) for name in columns], [c.take(taken) for c in columns.values()])
         return alike.filter(same)
-
-    def _spans(self) -> list[range]:
-        """Returns the sort keys that each run may have, those of what was added last."""
-        return [*(handle.span for handle in self.handles), *([] if self._added is None else [self._added.span])]
 
     def add(self, delta: pa.Table | None) -> None:
         """Adds a delta, which is found at once, and which :meth:`settle` writes.
