@@ -42,7 +42,7 @@ class DeltaTarget(LakeTarget[DeltaTable]):
         self._id: str | None = None
         """The table that was found or created. It can be another one later."""
         self.latest = (0, 0)
-        """The checkpoint that this attempt has committed last, and its version."""
+        """The checkpoint that was committed last, as this attempt knows, and a version that has it."""
 
     @property
     def found(self) -> bool:
@@ -111,6 +111,8 @@ class DeltaTarget(LakeTarget[DeltaTable]):
                 f"{self._what} is partitioned by {found.partition_columns}, not by {self._sink.partition_by}: change "
                 "partition_by of the sink, or write the table again"
             )
+        if last and self._id is None and self._sink.filled is None:  # assets commit in any order
+            self.latest = last, table.version()
         self._id = found.id
         return table
 

@@ -470,6 +470,22 @@ def test_a_table_that_loses_its_rows_between_two_runs(tmp_path: Path, act: Any, 
     assert values(tmp_path) == [*there, 6, 7, 8]
 
 
+@pytest.mark.parametrize("key", [[], ["value"]], ids=["append", "key"])
+def test_a_table_that_loses_its_rows_before_the_first_commit_of_a_run(tmp_path: Path, key: list[str]) -> None:
+    """The run had looked at the table before. Its first commit went in, and the rows of the one before were lost."""
+    graph, job = graph_of(tmp_path / "table", key=key), tmp_path / "job"
+    with HarnessAttempt(graph, job) as attempt:
+        attempt.run_epoch()
+        attempt.run_epoch()
+    with HarnessAttempt(graph, job) as attempt:
+        restore_the_first(tmp_path / "table")
+        with pytest.raises(CommitRefusedError, match="with the rows of checkpoint 2: it was restored from a backup"):
+            attempt.run_epoch()
+    with pytest.raises(CommitRefusedError, match=r"has committed checkpoint 2, but its target has only"):
+        finish(graph, job)
+    assert values(tmp_path) == [0, 1, 2]
+
+
 @pytest.mark.parametrize(("restored", "found"), [("chk-1", list(range(3, 9))), ("chk-2", [6, 7, 8])])
 def test_a_table_that_is_gone_for_good_and_restore_with_or_without_the_rows(
     tmp_path: Path, restored: str, found: list[int]
