@@ -164,6 +164,11 @@ def _sets(row: Any) -> bool:
     return bool(row.age > 17)
 
 
+def _sets_what_has_its_name(age: Any) -> bool:
+    age.age += 1
+    return bool(age.age > 17)
+
+
 def _rebinds(row: Any) -> bool:
     row = [row]
     return bool(row[0].age > 17)
@@ -193,6 +198,7 @@ def test_a_function_that_only_reads_fields_is_known(function: Any) -> None:
         lambda row: (lambda: row.age)(),
         lambda *rows: rows[0].age,
         _sets,
+        _sets_what_has_its_name,
         _rebinds,
         _nests,
         Watches().keeps,
