@@ -195,11 +195,11 @@ def release(store: ObjectStore, leader: Leader, committed: int | None = None) ->
     return True
 
 
-def check(store: ObjectStore, leader: Leader) -> str:
+def check(store: ObjectStore, leader: Leader) -> Leader:
     """Checks that no other attempt took over. Call it right before a commit.
 
     Returns:
-        The ETag of the ``leader`` object.
+        What the ``leader`` object has now.
 
     Raises:
         FencedError: Another attempt took over; the message says which, with its token and the time.
@@ -211,7 +211,7 @@ def check(store: ObjectStore, leader: Leader) -> str:
     if (now.token, now.owner, now.nonce) != (leader.token, leader.owner, leader.record.nonce):
         when = datetime_of_millis(now.acquired_at).isoformat(timespec="milliseconds")
         raise FencedError(f"{_who(leader.record)} was fenced by {_who(now)} at {when} ({store.url}/{LEADER_KEY})")
-    return etag
+    return Leader(now, etag)
 
 
 def if_killed(url: str) -> str:
@@ -243,7 +243,10 @@ def _rewrite(store: ObjectStore, leader: Leader, record: LeaderRecord) -> Leader
         try:
             return _write(store, record, etag)
         except PreconditionFailedError:
-            etag = check(store, leader)
+            now = check(store, leader)
+            if now.record.expires_at == 0 < record.expires_at:  # a renewal that comes too late
+                raise FencedError(f"{_who(leader.record)} has given up {store.url}/{LEADER_KEY}") from None
+            etag = now.etag
 
 
 def _write(store: ObjectStore, record: LeaderRecord, etag: str | None) -> Leader:

@@ -267,6 +267,17 @@ def test_a_renewal_that_nobody_answered_is_known_as_ones_own(
     assert record.expires_at == 0
 
 
+def test_a_renewal_that_comes_after_the_end_does_not_take_the_lease_again(store: CompletedCheckpointStore) -> None:
+    ttl = timedelta(seconds=60)
+    attempt = store.begin_attempt("run-1", NOW, ttl)
+    assert store.end_attempt(attempt)
+    with pytest.raises(FencedError, match="has given up"):
+        store.renew(attempt, ttl, NOW + 31_000)
+    record = store.leader()
+    assert record is not None
+    assert record.expires_at == 0
+
+
 @pytest.mark.parametrize("skew", [-(10**9), 0, 10**9])
 def test_no_clock_has_to_be_right(store: CompletedCheckpointStore, skew: int) -> None:
     old = store.begin_attempt("run-old", NOW)
