@@ -15,7 +15,6 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from dagster_flinkpy.common.basic_type_info import MAX_DECIMAL_PRECISION
 from dagster_flinkpy.common.time import Instant
 from dagster_flinkpy.errors import TypeMismatchError
 
@@ -199,6 +198,10 @@ class _BigDecColumn(BasicColumn):
         return [None if v is None else decimal.Decimal(v) for v in column.to_pylist()]
 
 
+_MOST_DIGITS = 76
+"""Of an Arrow decimal."""
+
+
 class _DecimalColumn(BasicColumn):
     """``Decimal`` with a fixed number of digits after the point."""
 
@@ -206,7 +209,7 @@ class _DecimalColumn(BasicColumn):
         if not _DECIMALS.issuperset(map(type, values)) and not all(map(_is_decimal, values)):
             raise TypeError("not Decimal")  # Arrow would take text, and convert it
         decimals = [value for value in values if isinstance(value, decimal.Decimal)]
-        if min(map(decimal.Decimal.adjusted, decimals), default=0) < -MAX_DECIMAL_PRECISION:
+        if min(map(decimal.Decimal.adjusted, decimals), default=0) < -_MOST_DIGITS:
             raise ValueError("too many digits after the point")  # Arrow might end the process
         return super()._build(values)
 
