@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from dagster import DagsterLogManager
 
-    from dagster_flinkpy.runtime.user_logs import LogEntry
+    from dagster_flinkpy.spark.user_logs import LogEntry
 
 __all__ = ["to_run"]
 

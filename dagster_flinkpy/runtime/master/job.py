@@ -67,7 +67,7 @@ from dagster_flinkpy.runtime.master.results import EpochResults
 from dagster_flinkpy.runtime.master.slots.job_slots import JobSlots
 from dagster_flinkpy.runtime.master.watchdog import Watchdog
 from dagster_flinkpy.runtime.shuffle.wire import WireRow
-from dagster_flinkpy.runtime.user_logs import LogEntry, log_here, pass_on
+from dagster_flinkpy.spark.user_logs import LogEntry, log_here, pass_on
 
 __all__ = ["JobAttempt", "JobConfig"]
 

@@ -16,7 +16,7 @@ from dagster_flinkpy.errors import CheckpointError, FlinkPyError
 from dagster_flinkpy.runtime.failure import error_from_json
 from dagster_flinkpy.runtime.master.failover import cause_rank
 from dagster_flinkpy.runtime.shuffle.wire import PRINTED, Kind, WireRow
-from dagster_flinkpy.runtime.user_logs import LogEntry, UserLogs
+from dagster_flinkpy.spark.user_logs import LogEntry, UserLogs
 
 __all__ = ["EpochResults", "TaskFailure"]
 

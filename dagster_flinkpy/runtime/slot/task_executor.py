@@ -31,7 +31,7 @@ from dagster_flinkpy.runtime.shipping import load_job, loaded_job
 from dagster_flinkpy.runtime.shuffle.wire import NO_EDGE, WIRE_SCHEMA, Kind, WireRow, batch_of, rows_of
 from dagster_flinkpy.runtime.slot.deployment import SlotDeployment
 from dagster_flinkpy.runtime.task.garbage import collecting_rarely
-from dagster_flinkpy.runtime.user_logs import UserLogs
+from dagster_flinkpy.spark.user_logs import UserLogs
 
 __all__ = ["SlotDescriptor", "TaskExecutor", "run_slot"]
 

@@ -21,7 +21,7 @@ from dagster_flinkpy.runtime.task.breadcrumb import end_forked_process
 from dagster_flinkpy.runtime.task.operator_task import Cancelled
 from dagster_flinkpy.runtime.task.stream_task import StreamTask
 from dagster_flinkpy.runtime.throwables import throwable_type
-from dagster_flinkpy.runtime.user_logs import UserLogs
+from dagster_flinkpy.spark.user_logs import UserLogs
 
 __all__ = ["StageTask"]
 

@@ -19,7 +19,7 @@ from dagster_flinkpy.datastream.connectors import FileSource
 from dagster_flinkpy.datastream.formats.csv import CsvReaderFormat
 from dagster_flinkpy.datastream.program.job_graph import JobGraph
 from dagster_flinkpy.errors import ConfigurationError, HeadLostError
-from dagster_flinkpy.runtime.user_logs import LogEntry
+from dagster_flinkpy.spark.user_logs import LogEntry
 from dagster_flinkpy.storage import StorageLocation
 from tests.runtime.harness import HarnessAttempt
 

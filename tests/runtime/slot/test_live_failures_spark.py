@@ -19,8 +19,8 @@ from dagster_flinkpy.datastream.program.job_graph import JobGraph
 from dagster_flinkpy.errors import PythonWorkerLostError, SlotLostError
 from dagster_flinkpy.runtime.master.failover import FailoverConfig
 from dagster_flinkpy.runtime.master.job import JobAttempt, JobConfig
-from dagster_flinkpy.runtime.user_logs import LogEntry
 from dagster_flinkpy.spark.sessions import SparkSettings
+from dagster_flinkpy.spark.user_logs import LogEntry
 from dagster_flinkpy.storage import StorageLocation
 from tests.runtime.programs import COUNTED, EVENT, CountPerKey, FolderSink, environment, events
 

@@ -12,10 +12,10 @@ import pytest
 from dagster_flinkpy.common.typeinfo import Types
 from dagster_flinkpy.datastream import KeyedProcessFunction
 from dagster_flinkpy.errors import UserFunctionError
-from dagster_flinkpy.runtime import user_logs
 from dagster_flinkpy.runtime.master.job import JobAttempt, JobConfig
-from dagster_flinkpy.runtime.user_logs import LogEntry, UserLogs, log_here, pass_on
+from dagster_flinkpy.spark import user_logs
 from dagster_flinkpy.spark.sessions import SparkSettings
+from dagster_flinkpy.spark.user_logs import LogEntry, UserLogs, log_here, pass_on
 from dagster_flinkpy.storage import StorageLocation
 from tests.runtime.programs import FolderSink, environment
 
