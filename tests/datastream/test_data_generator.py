@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -41,7 +42,7 @@ def source(count: int | None, rate: float | None = None, **options: Any) -> Data
 def epoch(of: DataGeneratorSource, enumerator: SplitEnumerator, parallelism: int = 2) -> list[str]:
     plan = enumerator.plan_epoch(parallelism)
     assert len(plan) == parallelism
-    enumerator.on_epoch_read([split for share in plan for split in share])
+    enumerator.on_epoch_read([replace(split, finished=True) for share in plan for split in share])
     return [row for share in plan for split in share for column, _ in of.read(split) for row in column.to_pylist()]
 
 
@@ -104,7 +105,7 @@ def test_what_was_planned_and_not_read_is_planned_again(clock: Clock) -> None:
     assert enumerator.plan_epoch(1) == restored.plan_epoch(1)
     assert restored.exhausted
     assert restored.snapshot_state()["ended"] is False
-    restored.on_epoch_read(restored.plan_epoch(1)[0])
+    restored.on_epoch_read([replace(split, finished=True) for split in restored.plan_epoch(1)[0]])
     assert restored.snapshot_state()["ended"] is True
 
 

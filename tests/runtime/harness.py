@@ -8,6 +8,7 @@ import uuid
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -69,8 +70,11 @@ def spark_order(rows: list[WireRow]) -> list[WireRow]:
 
 
 def random_order(seed: int) -> Order:
-    """Returns an order that interleaves channels at random. The rows of each channel stay in order."""
-    generator = random.Random(seed)
+    """Returns an order that interleaves channels at random. The rows of each channel stay in order.
+
+    How often it has been asked decides, not how many rows there were: equal programs may differ in what follows.
+    """
+    calls = count()
 
     def order(rows: list[WireRow]) -> list[WireRow]:
         # A channel has the rows of one edge, one writer and one reader.
@@ -79,7 +83,7 @@ def random_order(seed: int) -> Order:
         for row in spark_order(rows):
             turns.append((row.edge, row.channel, row.target))
             queues.setdefault(turns[-1], deque()).append(row)
-        generator.shuffle(turns)
+        random.Random(f"{seed} {next(calls)}").shuffle(turns)
         return [queues[channel].popleft() for channel in turns]
 
     return order

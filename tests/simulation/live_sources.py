@@ -69,7 +69,7 @@ class _LateNumbers(Source):
     """Splits come in the middle of epochs, too, and a barrier may come amid one, if the source says so."""
 
     def __init__(self, *, resumes: bool) -> None:
-        self.resumes_splits = resumes
+        self.resumes_splits = self.counts_records = resumes
 
     @property
     def produced_type(self) -> TypeInformation:

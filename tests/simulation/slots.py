@@ -17,7 +17,7 @@ from dagster_flinkpy.common.exchange_options import ExchangeMode, ExchangeOption
 from dagster_flinkpy.connectors.sources.source_coordinator import SourceCoordinator
 from dagster_flinkpy.errors import SlotLostError, StorageError
 from dagster_flinkpy.runtime import shipping
-from dagster_flinkpy.runtime.exchange import input_gate, reply_stream, slot_link
+from dagster_flinkpy.runtime.exchange import input_gate, reply_stream, result_partition, slot_link
 from dagster_flinkpy.runtime.exchange.input_gate import InputGate
 from dagster_flinkpy.runtime.master.deployments import job_exchange, pipelined_region
 from dagster_flinkpy.runtime.master.deployments.pipelined_region import PipelinedRegion
@@ -25,7 +25,7 @@ from dagster_flinkpy.runtime.master.job_session import JobSession
 from dagster_flinkpy.runtime.master.slots import slot_pool
 from dagster_flinkpy.runtime.master.slots.job_slots import JobSlots
 from dagster_flinkpy.runtime.operators import source_reader_operator
-from dagster_flinkpy.runtime.shuffle import record_writer
+from dagster_flinkpy.runtime.shuffle import batch, record_writer
 from dagster_flinkpy.runtime.shuffle.wire import Kind, WireRow
 from dagster_flinkpy.runtime.slot import deployment, pipelined_task, task_executor
 from dagster_flinkpy.runtime.slot.deployment import SlotDeployment
@@ -161,6 +161,16 @@ class Background:
         return future
 
 
+def _in_parts(
+    pace: batch.Pace, records: batch.StreamBatch, function: Callable[[batch.StreamBatch], object]
+) -> Iterator[int]:
+    """As `Pace.process`, with functions that are slow."""
+    pace.is_slow = True
+    for start in range(0, len(records), 3):
+        function(records.slice(start, start + 3))
+        yield min(start + 3, len(records))
+
+
 @contextmanager
 def live_tasks(world: World) -> Iterator[Network]:
     """Makes the exchange, the slots and their tasks follow the world."""
@@ -174,6 +184,7 @@ def live_tasks(world: World) -> Iterator[Network]:
         for module in (
             *(input_gate, reply_stream, slot_link, job_exchange, pipelined_region, slot_pool, task_executor),
             *(deployment, pipelined_task, operator_task, stream_task, acknowledgement, source_reader_operator),
+            *(result_partition, batch),
         ):
             for name, value in (("threading", threading), ("time", time), ("uuid", uuid)):
                 if hasattr(module, name):
@@ -200,6 +211,7 @@ def live_tasks(world: World) -> Iterator[Network]:
         small = rng.choice((1, 1, 1 << 20))
         patch(record_writer, "BUFFER_SIZE", small)
         patch(operator_task, "_JOINED_SIZE", small)
+        patch(batch.Pace, "process", _in_parts)
         patch(slot_link, "_SEND_BYTES", rng.choice((1, 4 << 20)))
         # State is in files that are uploaded aside, and that no machine has copies of.
         patch(operator_state, "INLINE_BELOW", rng.choice((0, 20_000)))

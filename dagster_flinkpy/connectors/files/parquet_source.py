@@ -91,7 +91,7 @@ class ParquetSource(RowSource, PartitionedSource):
     """
 
     dagster_kind = "parquet"
-    resumes_splits = True
+    resumes_splits = counts_records = True
 
     def __init__(
         self,

@@ -48,7 +48,7 @@ class KinesisSource(DeclaredSource):
     registered: ClassVar[str] = "kinesis"
     dagster_kind = "kinesis"
     splits_side_by_side = True
-    resumes_splits = True
+    resumes_splits = counts_records = True
 
     def __init__(
         self,

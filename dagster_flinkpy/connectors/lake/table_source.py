@@ -96,7 +96,7 @@ class TableSource(RowSource, PartitionedSource):
     """Reads the rows of a table, and then those that are added to it. A subclass describes the arguments."""
 
     registered: ClassVar[str] = "table_file"
-    resumes_splits = True
+    resumes_splits = counts_records = True
     unreadable: ClassVar[str]
     """A regular expression: what the name of the folder cannot have."""
     log_name: str

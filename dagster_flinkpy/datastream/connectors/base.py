@@ -202,8 +202,7 @@ class SplitEnumerator(ABC):
         """Returns whether the next epoch would read something, or end the input. Nothing outside must change.
 
         It is called where no job runs, for example by a sensor, right after the enumerator was created: there is no
-        `start`, and nothing follows but `close`. Most can simply plan, see `plans_something`. Default: None, which
-        means that only a run can tell.
+        `start`, and only `close` follows. Most can simply plan, see `plans_something`. Default: None, only a run knows.
 
         Raises:
             SourceReadError: The input cannot be listed.
@@ -249,8 +248,10 @@ class Source(ABC):
     watermark is the least over its splits, and advances when all are read (Flink: ``WatermarkOutputMultiplexer``).
     Default: a later split has later records."""
     resumes_splits: bool = False
-    """Whether a barrier may come amid a split, between two batches, and the rest is read after it, also by a later run.
-    It needs an enumerator that takes back splits which are not finished. Default: splits are read to their ends."""
+    """Whether a barrier may come amid a split, between two batches: the enumerator must take back splits that are not
+    finished, whose rest is read later, perhaps by another run. Default: splits are read to their ends."""
+    counts_records: bool = False
+    """Whether the offset grows by one with each record: then a barrier may come amid a batch, too. Default: False."""
 
     @property
     @abstractmethod
@@ -549,8 +550,7 @@ class Committer(ABC):
         """Returns whether `last_committed` is part of the target, so that it goes back only if the rows do.
 
         Then a run that continues after a clean end is refused if the target was restored from a backup, also if
-        `last_committed` is None, and what is open again is committed again. Default: False, as for files, which others
-        may move away.
+        `last_committed` is None; and what is open again is committed again. Default: False: others may move files away.
         """
         return False
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterator, Sequence
-from itertools import pairwise
+from itertools import pairwise, product
 from typing import TYPE_CHECKING, Any
 
 from dagster_flinkpy.common.typeinfo import PickledBytesTypeInfo, TypeInformation
@@ -37,6 +37,8 @@ class CollectionSource(Source):
         ConfigurationError: The type is not a type from ``Types``.
         TypeMismatchError: A record does not have the type.
     """
+
+    resumes_splits = counts_records = True
 
     def __init__(
         self,
@@ -82,7 +84,9 @@ class CollectionSource(Source):
 
 
 class SliceEnumerator(SplitEnumerator):
-    """Assigns consecutive slices. Its state is the first record that is not read yet, and whether the input has ended.
+    """Assigns consecutive slices. Its state is the first record that was never read, and whether the input has ended.
+
+    It has other names if slices were read in part: earlier releases refuse it, as they would lose the rest.
 
     Args:
         total: The number of records, or None if they do not end.
@@ -96,8 +100,14 @@ class SliceEnumerator(SplitEnumerator):
         self._due = total or 0
         self._unread: int | None = None
         """The first record that was planned, if it was not read yet."""
+        self._rest: list[SourceSplit] = []
+        """What is left of slices that were read in part."""
         if restored is not None:
-            self._next = position_field(restored, "next", int)
+            if "rest" in restored:
+                self._rest = [SourceSplit.from_json(each) for each in position_field(restored, "rest", list)]
+                for split, name in product(self._rest, ("subtask", "end")):
+                    position_field(split.properties, name, int)
+            self._next = position_field(restored, "after" if self._rest else "next", int)
             self._ended = position_field({"ended": False, **restored}, "ended", bool)  # as earlier releases stored it
 
     def _find_due(self) -> int:
@@ -111,24 +121,36 @@ class SliceEnumerator(SplitEnumerator):
         begin = self._next if self._unread is None else self._unread
         if not self._ended:
             self._due = self._find_due()
-            self._next = max(
-                self._next, self._due if self._per_epoch is None else min(self._due, begin + self._per_epoch)
-            )
+            limit = self._due
+            if self._per_epoch is not None:
+                rest = sum(split.properties["end"] - split.offset for split in self._rest)
+                limit = min(limit, begin + max(self._per_epoch - rest, 0))
+            self._next = max(self._next, limit)
             self._ended = self._total is not None and self._next >= self._total
         self._unread = begin if begin < self._next else None
         bounds = [begin + (self._next - begin) * i // parallelism for i in range(parallelism + 1)]
-        return [
-            [SourceSplit(f"{start}-{end}", {"end": end}, start)] if start < end else []
-            for start, end in pairwise(bounds)
+        # A subtask goes on with its slices: their records keep their order.
+        planned = [
+            [each for each in self._rest if each.properties["subtask"] % parallelism == i] for i in range(parallelism)
         ]
+        for i, (start, end) in enumerate(pairwise(bounds)):
+            if start < end:
+                planned[i].append(SourceSplit(f"{start}-{end}", {"end": end, "subtask": i}, start))
+        return planned
 
     def on_epoch_read(self, splits: Sequence[SourceSplit]) -> None:
         if splits:
             self._unread = None
+            self._rest = [split for split in splits if not split.finished]
+            self._ended &= not self._rest
 
     @property
     def exhausted(self) -> bool:
         return self._ended
+
+    @property
+    def assigns_late(self) -> bool:
+        return self._per_epoch is None
 
     def lag(self) -> SourceLag:
         return SourceLag(records=max(self._due - self._next, 0))
@@ -139,4 +161,6 @@ class SliceEnumerator(SplitEnumerator):
 
     def snapshot_state(self) -> Json:
         position, ended = (self._next, self._ended) if self._unread is None else (self._unread, False)
+        if self._rest:
+            return {"after": position, "rest": [split.to_json() for split in self._rest], "ended": False}
         return {"next": position, "ended": ended}

@@ -81,6 +81,8 @@ class DataGeneratorSource(Source):
             rate, nor a limit.
     """
 
+    resumes_splits = counts_records = True
+
     def __init__(
         self,
         generator_function: Callable[[int], Any],

@@ -195,7 +195,7 @@ class KafkaSource(Source):
     """
 
     splits_side_by_side = True
-    resumes_splits = True
+    resumes_splits = counts_records = True
 
     def __init__(self) -> None:
         self.bootstrap_servers = ""

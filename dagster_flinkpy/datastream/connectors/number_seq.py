@@ -25,6 +25,8 @@ class NumberSequenceSource(Source):
         end: The last number.
     """
 
+    resumes_splits = counts_records = True
+
     def __init__(self, start: int, end: int) -> None:
         for number in (start, end):
             check_argument("NumberSequenceSource()", number, int, "two whole numbers")

@@ -121,6 +121,6 @@ def _refuse_end_of_partition(attempt: JobAttempt) -> None:
 
 def _epochs(attempt: JobAttempt, config: FlinkRunConfig) -> Iterator[CompletedEpoch]:
     """Runs as many epochs as the config says; without a limit, until the input ends or the job is told to end."""
-    yield from attempt.run_epochs(config.epochs or None, periodic=config.periodic)
+    yield from attempt.run_epochs(config.epochs or None, periodic=config.periodic, goes_on=not config.epochs)
     if not config.epochs and not attempt.finished:  # it has read what there was, and waits for more
         yield from attempt.run_epochs(continuous=True)

@@ -29,7 +29,7 @@ class _InputChannel:
 class InputGate:
     """The channels of one task. Any thread puts rows in; the thread of the slot takes them out, channel by channel.
 
-    A channel has room for a few buffers. When one is taken out, its producer gets the credit back.
+    A channel has room for a few buffers. When one is processed, its producer gets the credit back.
 
     Args:
         channels: By channel, what gives a credit back to its producer; called on the thread of the slot.
@@ -40,6 +40,8 @@ class InputGate:
     def __init__(self, channels: Mapping[Channel, Callable[[], None]], wake: Callable[[], object], room: int) -> None:
         self._channels = {channel: _InputChannel(grant) for channel, grant in channels.items()}
         self._ready: deque[_InputChannel] = deque()
+        self._taken: list[_InputChannel] = []
+        """Those of the buffers whose credits are not given back."""
         self._wake = wake
         self._lock = threading.Lock()
         self._room, self._buffers = room * len(channels), 0
@@ -88,8 +90,14 @@ class InputGate:
             if channel.listed:
                 self._ready.append(channel)
         if row.kind is Kind.BUFFER:
-            channel.grant()
+            self._taken.append(channel)
         return row
+
+    def grant(self) -> None:
+        """Gives back the credits for what was taken out, because it is processed, but for the last few records."""
+        for channel in self._taken:
+            channel.grant()
+        self._taken.clear()
 
     def block(self, channels: set[Channel]) -> None:
         """Takes nothing out of these channels, and of all others again. What they hold stays where it is."""

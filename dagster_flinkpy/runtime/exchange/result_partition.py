@@ -7,15 +7,20 @@ of the slot uses these classes.
 
 from __future__ import annotations
 
+import time
 from collections import deque
 from collections.abc import Callable, Mapping
 from typing import Any
 
 import pyarrow as pa
 
+from dagster_flinkpy.runtime.shuffle.record_writer import BUFFER_SIZE
 from dagster_flinkpy.runtime.shuffle.wire import NO_EDGE, Kind, WireRow, check_size
 
 __all__ = ["PipelinedSubpartition", "ResultPartition"]
+
+_FIRST_SIZE, _SECONDS = 4 << 10, 0.5
+"""The size of the first buffers, in bytes, and how long a receiver may take for a buffer."""
 
 Send = Callable[[WireRow], None]
 
@@ -26,6 +31,12 @@ class PipelinedSubpartition:
     def __init__(self, send: Send, credit: int) -> None:
         self._send, self.credit = send, credit
         self._waiting: deque[WireRow] = deque()
+        self._sent: deque[tuple[float, int]] = deque()
+        """When the buffers were sent whose credits are missing, and their sizes."""
+        self._credited = 0.0
+        """When the last credit came."""
+        self.buffer_size = _FIRST_SIZE
+        """The size at which a buffer is sent, in bytes: barriers wait for those before (Flink: buffer debloating)."""
 
     @property
     def is_available(self) -> bool:
@@ -39,13 +50,21 @@ class PipelinedSubpartition:
 
     def add_credit(self, buffers: int) -> None:
         """The receiver has room for more buffers."""
+        now, sent = time.monotonic(), [self._sent.popleft() for _ in range(buffers)]
+        seconds, self._credited = now - max(self._credited, sent[0][0]), now
+        size = sum(each for _, each in sent)
+        if size * 8 >= self.buffer_size * buffers:  # small ones tell little
+            processed = size * _SECONDS / max(seconds, 1e-6)
+            self.buffer_size = max(round(min(processed, self.buffer_size * 2, BUFFER_SIZE)), 1)
         self.credit += buffers
         self._send_waiting()
 
     def _send_waiting(self) -> None:
         while self._waiting and (self.credit or self._waiting[0].kind is not Kind.BUFFER):
             row = self._waiting.popleft()
-            self.credit -= row.kind is Kind.BUFFER
+            if row.kind is Kind.BUFFER:
+                self.credit -= 1
+                self._sent.append((time.monotonic(), row.payload.size))
             self._send(row)
 
 
@@ -68,6 +87,9 @@ class ResultPartition:
     def has_room(self, edge: int, target: int) -> bool:
         """Returns whether a buffer for a subtask of an edge would leave at once."""
         return self.subpartitions[edge, target].credit > 0
+
+    def buffer_size(self, edge: int, target: int) -> int:
+        return self.subpartitions[edge, target].buffer_size
 
     def add(self, target: int, edge: int, channel: int, seq: int, kind: Kind, payload: Any = b"") -> None:
         """Takes a row; see :class:`~dagster_flinkpy.runtime.shuffle.wire.WireRow`.

@@ -102,7 +102,12 @@ class AttemptRuns(ABC):
             self._deployed.end_partition()
 
     def run_epochs(
-        self, limit: int | None = None, *, periodic: bool = False, continuous: bool = False
+        self,
+        limit: int | None = None,
+        *,
+        periodic: bool = False,
+        continuous: bool = False,
+        goes_on: bool = False,
     ) -> Iterator[CompletedEpoch]:
         """Reads epoch after epoch, and yields each one when its checkpoint is complete and the sinks have committed.
 
@@ -120,6 +125,8 @@ class AttemptRuns(ABC):
                 (:mod:`dagster_flinkpy.checkpoint.requests`). If the program has a checkpoint interval, this is
                 ``periodic``. Otherwise an epoch begins when there is input, for which sources are asked again after
                 their ``discovery_interval``. Default: False.
+            goes_on: Whether the caller goes on with ``continuous`` afterwards. Then tasks that live read on while
+                checkpoints are taken, at the interval of the program. Default: False.
 
         Yields:
             The epochs in order.
@@ -135,7 +142,7 @@ class AttemptRuns(ABC):
             )
         waits = continuous and interval is None
         periodic |= continuous and not waits
-        yield from self._run(EpochRequest(limit=limit, periodic=periodic, continuous=waits))
+        yield from self._run(EpochRequest(limit=limit, periodic=periodic, continuous=waits, goes_on=goes_on))
 
     def commit_restored(self) -> CompletedEpoch:
         """Completes a checkpoint of the restored state without reading input, so that later attempts start from it.

@@ -35,6 +35,8 @@ class EpochRequest:
     """Whether each epoch waits until the next periodic checkpoint is due."""
     continuous: bool = False
     """Whether to wait for input until it ends, with an epoch only when there is some. Not with ``periodic``."""
+    goes_on: bool = False
+    """Whether the job goes on after it, so that an epoch of tasks that live may wait for a periodic checkpoint."""
     stop: bool = False
     """Whether the job stops with the checkpoint."""
 

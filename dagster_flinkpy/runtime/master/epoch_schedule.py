@@ -41,8 +41,9 @@ class EpochSchedule:
         self._regions, self._coordinator = regions, coordinator
         self._requests, self._contents, self._turn = requests, contents, turn
         self._owner, self._can_open_epochs = owner, can_open_epochs
-        self._max_ahead = regions[0].planner.config.checkpointing.max_concurrent
-        """How many checkpoints may be incomplete when the next one is triggered."""
+        checkpointing = regions[0].planner.config.checkpointing
+        self._max_ahead, self._has_interval = checkpointing.max_concurrent, checkpointing.interval is not None
+        """How many checkpoints may be incomplete when the next one is triggered; whether there are periodic ones."""
         self._reserving = self._without_ids = False
         """Whether ids were asked for; whether there were none."""
         # Times, in milliseconds since 1970.
@@ -60,9 +61,10 @@ class EpochSchedule:
         """When to come back for the request if nothing happens; None if never, or if that is not known."""
         request = self.epochs.request
         may_trigger = self._may_close() or (self._may_trigger() and not self._reserving)
-        if request is None or not (request.periodic or request.continuous) or not may_trigger:
+        timed = request is not None and (request.periodic or request.continuous or self.epochs.open is not None)
+        if request is None or not timed or not may_trigger:
             return None
-        due_ms = self.due_ms if request.periodic else self._look_due_ms
+        due_ms = self._look_due_ms if request.continuous else self.due_ms
         return None if due_ms is None else max(due_ms, self.retry_ms)
 
     @property
@@ -88,7 +90,7 @@ class EpochSchedule:
                 if (due_ms := self._look_due_ms) is not None and due_ms <= now:
                     for region in epochs.readers:
                         region.look()
-            elif request.periodic and not self._without_ids and not takes_over and self._may_open():
+            elif not self._without_ids and not takes_over and self._may_open(request):
                 if epochs.ids:
                     self._open(epochs.ids[0])
                 else:
@@ -142,9 +144,10 @@ class EpochSchedule:
         running = all(region.phase is Phase.RUNNING for region in self.epochs.sources)  # none waits for its restart
         return self.epochs.open is not None and running and not busy
 
-    def _may_open(self) -> bool:
+    def _may_open(self, request: EpochRequest) -> bool:
         """Returns whether sources may read what comes until the next periodic checkpoint."""
-        return self._contents.partition is None and self._can_open_epochs() and self.epochs.may_be_open
+        waits = request.periodic or (request.goes_on and self._has_interval)
+        return waits and self._contents.partition is None and self._can_open_epochs() and self.epochs.may_be_open
 
     def _open(self, checkpoint_id: int) -> None:
         """Lets the sources read what comes until a checkpoint is triggered."""

@@ -137,7 +137,7 @@ class LocalExecutor:
                 if attempt.finished:
                     _log.warning(_why_there_is_nothing_to_do(attempt))
                     return
-                for epoch in attempt.run_epochs():
+                for epoch in attempt.run_epochs(goes_on=True):
                     yield attempt, epoch
                 if not attempt.finished:
                     for epoch in attempt.run_epochs(continuous=True):

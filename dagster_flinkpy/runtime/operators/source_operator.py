@@ -37,13 +37,13 @@ class SourceOperator(StreamOperator):
         self._splits: list[SourceSplit] = []
         """What it reads, or has read last, in the current epoch."""
         self._epoch, self._read_any = 0, False
-        self._pace = Pace() if context.job.pipelined else None
+        self._pace = Pace(cuts=context.job.pipelined)
         self.stops = False
         """Whether it is to stop amid the part that it reads."""
         self.stop: Stop | None = None
         """Where it has stopped, or is to stop, amid the part; None if it reads all of it."""
-        self._kept: tuple[SourceSplit, Iterator[Any]] | None = None
-        """The split amid which it has stopped, and what comes next of it."""
+        self._kept: tuple[SourceSplit, Iterator[Any], Any] | None = None
+        """The split amid which it has stopped, its next batches, and the rest of the current one, if there is one."""
         self._idle_from: int | None = None
         """When it becomes idle if nothing comes, in milliseconds since 1970."""
 
@@ -82,8 +82,11 @@ class SourceOperator(StreamOperator):
             if self.stop is not None and i >= self.stop.splits + (self.stop.records is not None):
                 break
             split_time = EventTime(self._strategy, self, MIN_WATERMARK, self._time.unit) if side_by_side else self._time
-            batches = kept[1] if kept is not None and kept[0] == split else iter(self._source.read(split))
-            yield from self._read(i, split, batches, split_time)
+            if kept is not None and kept[0] == split:
+                batches, rest = kept[1:]
+            else:
+                batches, rest = iter(self._source.read(split)), None
+            yield from self._read(i, split, batches, rest, split_time)
             if side_by_side and split_time.watermark != MIN_WATERMARK:
                 watermarks.append(split_time.watermark)
             yield self._time.watermark
@@ -99,11 +102,13 @@ class SourceOperator(StreamOperator):
     def _stops_now(self) -> bool:
         return self.stops and self.stop is None and self._source.resumes_splits
 
-    def _read(self, index: int, split: SourceSplit, batches: Iterator[Any], time: EventTime) -> Iterator[int]:
+    def _read(
+        self, index: int, split: SourceSplit, batches: Iterator[Any], rest: Any, time: EventTime
+    ) -> Iterator[int]:
         """Reads a split to its end, or up to a stop."""
         stop, records = self.stop if self.stop is not None and self.stop.splits == index else None, 0
         while stop is None or records < (stop.records or 0):
-            found = self._next(batches, split)
+            found, rest = self._next(batches, split) if rest is None else rest, None
             if found is None:
                 if stop is not None:
                     raise SourceReadError(
@@ -115,23 +120,38 @@ class SourceOperator(StreamOperator):
                 self._end_split(split)
                 return
             column, offset, *times = found
+            before, stops_amid = split.offset, self._source.counts_records and offset == split.offset + len(column)
             if stop is not None and stop.records is not None:
                 column, *times = (each[: stop.records - records] for each in (column, *times))
+            watermark = self._time.watermark
+            for end in self._emit_parts(column, times, time):
+                if end < len(column) and not (stops_amid and self._pace.is_slow):
+                    yield watermark  # others have their turn
+                    continue
+                yield self._time.watermark
+                if self._stops_now:
+                    if end < len(column):
+                        rest = (column[end:], offset, *(each[end:] for each in times))
+                        column, offset = column[:end], before + end
+                    self.stop = stop = Stop(index, records + end, offset)
+                    break
             records += len(column)
             split = split.advanced(offset, finished=False)
-            if len(column):
-                batch = self._to_batch(column)
-                if times:
-                    batch.timestamps = pc.fill_null(times[0], NO_TIMESTAMP).to_numpy(zero_copy_only=False)
-                time.assign(batch)
-                for part in self._pace.parts(batch) if self._pace is not None else (batch,):
-                    self.context.emit(None, part)
-            yield self._time.watermark
-            if self._stops_now:
-                self.stop = stop = Stop(index, records, offset)
         if stop is not None and split.offset == stop.offset:
-            self._kept = split, batches  # otherwise this try has got other batches
+            self._kept = split, batches, rest  # otherwise this try has got other batches
         self._splits.append(split if stop is None else split.advanced(stop.offset, finished=False))
+
+    def _emit_parts(self, column: pa.Array, times: list[pa.Array], time: EventTime) -> Iterator[int]:
+        """Emits a batch, and yields how many of its records it has emitted; amid it, too, in tasks that live."""
+
+        def emit(part: StreamBatch) -> None:
+            time.assign(part)
+            self.context.emit(None, part)
+
+        batch = self._to_batch(column)
+        if times:
+            batch.timestamps = pc.fill_null(times[0], NO_TIMESTAMP).to_numpy(zero_copy_only=False)
+        yield from self._pace.process(batch, emit) if len(batch) else (0,)
 
     def _next(self, batches: Iterator[Any], split: SourceSplit) -> Any:
         """Returns the next batch of a split; None after the last one."""

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import sys
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain, repeat
 from typing import Any
@@ -233,21 +234,35 @@ class StreamBatch:
 
 
 class Pace:
-    """Cuts the batches of tasks that live into parts of a second at most: one sees that slow functions go on."""
+    """Cuts batches into parts of a second at most, so that others have their turn.
 
-    def __init__(self) -> None:
-        self._rows = 256  # a function may take a second for each
+    Args:
+        cuts: False leaves them as they are.
+    """
 
-    def parts(self, batch: StreamBatch) -> Iterator[StreamBatch]:
-        """Yields a batch part by part. Most are one: the parts grow as long as they take less than 0.1 s."""
-        start = 0
-        while start < len(batch):
-            began, rows = time.monotonic(), self._rows
+    def __init__(self, *, cuts: bool) -> None:
+        self.rows = 256 if cuts else sys.maxsize  # a function may take a second for each
+        """How many records a part has at most."""
+        self.is_slow = False
+        """Whether the last part took 0.1 s or more."""
+
+    def process(self, batch: StreamBatch, function: Callable[[StreamBatch], object]) -> Iterator[int]:
+        """Gives a batch to a function part by part, and yields after each how many records it has had.
+
+        Most batches are one part: these grow as long as they take less than 0.1 s. Amid a batch, what the caller does
+        counts, too: it may wait for those who receive the records.
+        """
+        end = 0
+        while end < len(batch):
+            start, rows, began = end, self.rows, time.monotonic()
             end = min(start + rows, len(batch))
-            yield batch if end - start == len(batch) else batch.slice(start, end)
+            function(batch if end - start == len(batch) else batch.slice(start, end))
             seconds = time.monotonic() - began
+            yield end
+            if end < len(batch):
+                seconds = time.monotonic() - began
+            self.is_slow = seconds >= 0.1
             if seconds > 1:
-                self._rows = max(rows // 4, 1)
-            elif seconds < 0.1 and end - start == rows:
-                self._rows = rows * 4
-            start = end
+                self.rows = max(rows // 4, 1)
+            elif not self.is_slow and end - start == rows:
+                self.rows = rows * 4

@@ -44,7 +44,7 @@ K = TypeVar("K")
 P = ParamSpec("P")
 
 BUFFER_SIZE = 1 << 20
-"""The size at which a buffer is sent, in bytes."""
+"""The size at which a buffer is sent at the latest, in bytes."""
 
 BUFFER_ROWS = 16_384
 """A batch of large records is cut into buffers of so many, of up to four times the size. Receivers process that many at
@@ -71,7 +71,7 @@ class BufferPool:
         pending = self._pending.get(owner, 0) + size
         self._pending[owner] = pending
         self._total += size
-        if pending >= BUFFER_SIZE:
+        if pending >= writer.buffer_size(lane):
             writer.flush_lane(lane)
         elif self._total > self._limit:
             largest, largest_lane = max(self._pending, key=lambda o: self._pending[o])
@@ -235,6 +235,10 @@ class RecordWriter:
         self._pending[lane].append(records)
         self._pool.add(self, lane, _size_of(records))
 
+    def buffer_size(self, lane: int) -> int:
+        """Returns the size at which a buffer is sent, in bytes."""
+        return min(BUFFER_SIZE, *(self._output.buffer_size(self.edge.id, target) for target in self._lanes[lane]))
+
     def flush(self) -> None:
         """Sends all pending records."""
         for lane in self._lanes:
@@ -265,7 +269,7 @@ class RecordWriter:
 
     def _send(self, lane: int, records: pa.RecordBatch, size: int) -> None:
         """Sends buffers of about 1 MiB, those of large records of up to 4 MiB; a larger record gets its own buffer."""
-        rows = records.num_rows * BUFFER_SIZE // max(size, 1)
+        rows = records.num_rows * self.buffer_size(lane) // max(size, 1)
         rows = max(rows, min(4 * rows, BUFFER_ROWS), 1)
         # Records of a batch have similar sizes. Up to half a buffer too much is not split.
         rows = records.num_rows if records.num_rows * 2 <= rows * 3 else rows

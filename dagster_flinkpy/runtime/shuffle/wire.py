@@ -141,6 +141,9 @@ class RowOutput(Protocol):
     def digest(self) -> int:
         """A CRC of all data sent so far, or 0 if nobody compares it."""
 
+    def buffer_size(self, edge: int, target: int) -> int:
+        """Returns the size of buffers for a subtask, in bytes. `RecordWriter` has a limit of its own."""
+
     def add(self, target: int, edge: int, channel: int, seq: int, kind: Kind, payload: Any = b"") -> None:
         """Takes a row; see `WireRow`."""
 
@@ -155,6 +158,9 @@ class TaskOutput:
         self._bytes = 0
         self.digest = 0
         """A CRC of all data sent so far. Two attempts of a task that sent the same data have the same digest."""
+
+    def buffer_size(self, edge: int, target: int) -> int:
+        return MAX_PAYLOAD
 
     def add(self, target: int, edge: int, channel: int, seq: int, kind: Kind, payload: Any = b"") -> None:
         """Appends a row.

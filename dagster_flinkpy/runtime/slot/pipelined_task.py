@@ -7,6 +7,7 @@ It never waits. The slot runs it a step at a time when it has input and room for
 from __future__ import annotations
 
 import json
+import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
@@ -27,8 +28,8 @@ from dagster_flinkpy.runtime.task.stream_task import StreamTask
 
 __all__ = ["PipelinedTask"]
 
-_ROWS_AT_ONCE = 8
-"""How many rows a step takes before other tasks of the slot have their turn."""
+_ROWS_AT_ONCE, _SECONDS_AT_ONCE = 8, 0.1
+"""How many rows a step takes before other tasks of the slot have their turn, and after what time it takes no more."""
 
 
 class PipelinedTask(StreamTask):
@@ -152,8 +153,9 @@ class PipelinedTask(StreamTask):
             self._step_of_source()
         else:
             self._usage, self._looks = self._usage + self.gate.usage, self._looks + 1
+            until = time.monotonic() + _SECONDS_AT_ONCE
             for _ in range(_ROWS_AT_ONCE):
-                if not self.partition.is_available or (row := self.gate.poll()) is None:
+                if time.monotonic() > until or not self.partition.is_available or (row := self.gate.poll()) is None:
                     break
                 self._take(row)
                 may_unblock = self._blocked and row.kind is not Kind.BUFFER
@@ -161,6 +163,7 @@ class PipelinedTask(StreamTask):
                     self._block()
             if not self.gate.is_available:
                 self.process_held()  # the other tasks of the slot may have work for long
+            self.gate.grant()
 
     def _poll_again(self) -> None:
         for reader in self._readers.values():

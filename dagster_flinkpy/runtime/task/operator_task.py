@@ -87,7 +87,7 @@ class OperatorTask:
         watermark = MIN_WATERMARK if given.watermark is None else given.watermark
         self.context = self._create_context(execution, watermark)
         self.outputs: list[Output] = []
-        self._pace = Pace()
+        self._pace = Pace(cuts=job.pipelined)
         self._edges = {e.id: e for e in graph.inputs(vertex.uid)}
         channels: dict[Channel, tuple[str, ...]] = {
             (e.id, c): watermark_origins(graph, e.source)
@@ -338,7 +338,7 @@ class OperatorTask:
         self._held.append((edge, read_buffer(payload)))
         self._held_bytes += payload.size
         self._held_rows += self._held[-1][1].num_rows
-        if self._held_bytes >= _JOINED_SIZE or self._held_rows >= _JOINED_ROWS:
+        if self._held_bytes >= _JOINED_SIZE or self._held_rows >= min(_JOINED_ROWS, self._pace.rows):
             self.process_held()
 
     @property
@@ -356,9 +356,12 @@ class OperatorTask:
         self._held, self._held_bytes, self._held_rows = [], 0, 0
         for batch in decode_buffers(read, edge.type_info):
             batch.producer = edge.source
-            for part in self._pace.parts(batch) if self._job.pipelined else (batch,):
-                self._task.count.add(len(part))
-                self._on_records(edge.input_index, part)
+            for _ in self._pace.process(batch, partial(self._receive, edge)):
+                pass
+
+    def _receive(self, edge: JobEdge, batch: StreamBatch) -> None:
+        self._task.count.add(len(batch))
+        self._on_records(edge.input_index, batch)
 
     def _on_records(self, input_index: int, batch: StreamBatch) -> None:
         self._metrics.records_in += len(batch)

@@ -13,9 +13,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dagster_flinkpy.errors import CheckpointError, SlotProtocolError
-from dagster_flinkpy.runtime.exchange import frames
+from dagster_flinkpy.runtime.exchange import frames, result_partition
 from dagster_flinkpy.runtime.exchange.input_gate import InputGate
 from dagster_flinkpy.runtime.exchange.result_partition import PipelinedSubpartition, ResultPartition
+from dagster_flinkpy.runtime.shuffle.record_writer import BUFFER_SIZE
 from dagster_flinkpy.runtime.shuffle.wire import NO_EDGE, Kind, WireRow
 from tests.examples import examples
 
@@ -26,6 +27,7 @@ STEPS = st.lists(
     st.one_of(
         st.tuples(st.just("send"), st.integers(0, 2), KINDS),
         st.tuples(st.just("poll"), st.just(0), st.just(None)),
+        st.tuples(st.just("grant"), st.just(0), st.just(None)),
         st.tuples(st.just("deliver"), st.integers(0, 2), st.just(None)),
         st.tuples(st.just("block"), st.frozensets(st.integers(0, 2)), st.just(None)),
     ),
@@ -90,6 +92,7 @@ class Channels:
 
     def run_dry(self, channels: set[int]) -> None:
         """Delivers and reads until nothing moves any more."""
+        self.gate.grant()
         moved = True
         while moved:
             before = [len(each) for each in self.received]
@@ -97,6 +100,7 @@ class Channels:
                 self.deliver(channel)
             while self.poll(frozenset()):
                 pass
+            self.gate.grant()
             moved = before != [len(each) for each in self.received]
 
 
@@ -110,6 +114,8 @@ def test_a_channel_keeps_its_order_and_loses_nothing(steps: list[tuple[str, Any,
                 channels.send(what, kind)
             case "poll":
                 channels.poll(blocked)
+            case "grant":
+                channels.gate.grant()
             case "deliver":
                 channels.deliver(what)
             case "block":
@@ -134,6 +140,7 @@ def test_a_blocked_channel_stops_its_producer_and_nobody_else(room: int, buffers
             channels.deliver(channel)
         while channels.poll(frozenset({blocked})):
             pass
+        channels.gate.grant()
         for channel in range(3):
             channels.deliver(channel)
     for channel in range(3):
@@ -141,6 +148,45 @@ def test_a_blocked_channel_stops_its_producer_and_nobody_else(room: int, buffers
         assert sent == (min(buffers, room + 1) if channel == blocked else buffers)
         assert channels.partitions[channel].is_available == (channel != blocked or buffers <= room)
     assert channels.received[blocked] == []
+
+
+@settings(max_examples=examples(100))
+@given(
+    rates=st.lists(st.floats(1000, 1e9), min_size=1, max_size=3),
+    room=st.integers(1, 3),
+    delay=st.floats(0, 0.2),
+)
+def test_buffers_are_as_large_as_their_receiver_processes_in_half_a_second(
+    rates: list[float], room: int, delay: float
+) -> None:
+    """The receiver processes one buffer after the other, so many bytes in a second; a credit comes after a delay."""
+    now, ready_at, under_way = [0.0], [0.0], deque[float]()
+
+    def send(row: WireRow) -> None:
+        ready_at[0] = max(ready_at[0], now[0]) + row.payload.size / rate
+        under_way.append(ready_at[0] + delay)
+
+    subpartition = PipelinedSubpartition(send, room)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(result_partition.time, "monotonic", lambda: now[0])
+        for rate in rates:
+            for _ in range(120):
+                subpartition.add(WireRow(0, EDGE, 0, 0, Kind.BUFFER, pa.allocate_buffer(subpartition.buffer_size)))
+                while not subpartition.is_available:
+                    now[0] = max(now[0], under_way.popleft())
+                    subpartition.add_credit(1)
+            seconds = subpartition.buffer_size / rate
+            assert seconds <= 0.51
+            assert seconds + delay >= 0.49 or subpartition.buffer_size == BUFFER_SIZE
+
+
+def test_buffers_that_are_not_full_tell_nothing() -> None:
+    subpartition = PipelinedSubpartition(lambda row: None, 2)
+    before = subpartition.buffer_size
+    for _ in range(10):
+        subpartition.add(WireRow(0, EDGE, 0, 0, Kind.BUFFER, pa.allocate_buffer(before // 16)))
+        subpartition.add_credit(1)
+    assert subpartition.buffer_size == before
 
 
 def test_events_need_no_credit_but_keep_their_place() -> None:

@@ -63,6 +63,8 @@ class World:
         """The splits that the enumerator has got back, and the checkpoints of which it has heard."""
         self.broken = False
         """Whether the next look for input raises."""
+        self.released = threading.Event()
+        """Whether functions no longer wait."""
         self._changed = threading.Condition()
         self._name = uuid.uuid4().hex
         WORLDS[self._name] = self

@@ -48,6 +48,8 @@ HOSTILE: list[Any] = [
     {"read": 1},
     {"last": 1},
     {"last": 1, "ended": 1},
+    {"after": 1, "rest": [{**SPLIT, "properties": {"end": 3}}], "ended": False},
+    {"after": 1, "rest": [1], "ended": False},
 ]
 
 
@@ -87,7 +89,11 @@ POSITIONS = {
     "parquet": {"last": "a", "present": 1, "planned": 1, "open": [SPLIT], "files": "", "ended": False},
     "files": {"listed": True, "open": [SPLIT], "files": "", "ended": True},
     "collection": {"next": 2, "ended": False},
-    "numbers": {"next": 2, "ended": False},
+    "numbers": {
+        "after": 3,
+        "rest": [{**SPLIT, "properties": {"subtask": 0, "end": 2}, "offset": 1}],
+        "ended": False,
+    },
     "spark": {"read": True, "ended": False, "run": "r"},
 }
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import importlib
 import uuid
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from datetime import timedelta
+from functools import partialmethod
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -24,6 +25,7 @@ from dagster_flinkpy.connectors import ParquetSource
 from dagster_flinkpy.datastream import (
     CheckpointedFunction,
     KeyedProcessFunction,
+    MapFunction,
     RuntimeContext,
     StreamExecutionEnvironment,
 )
@@ -33,6 +35,7 @@ from dagster_flinkpy.datastream.state import ReducingStateDescriptor
 from dagster_flinkpy.runtime.epoch import EpochInput, Stop
 from dagster_flinkpy.runtime.master.deployments import pipelined_region
 from dagster_flinkpy.runtime.master.requests import taken_requests
+from dagster_flinkpy.runtime.shuffle.batch import Pace, StreamBatch
 from tests.examples import examples
 from tests.runtime.harness import HarnessAttempt, collect_graph, collected
 from tests.runtime.master.test_open_epochs import Run, World
@@ -77,7 +80,7 @@ class Ranges(Source):
     """The records of an input."""
 
     discovery_interval = timedelta(milliseconds=1)
-    resumes_splits = True
+    resumes_splits = counts_records = True
 
     def __init__(self, there: Input, *, side_by_side: bool = False) -> None:
         self._there, self.splits_side_by_side = there, side_by_side
@@ -180,6 +183,44 @@ def test_checkpoints_come_amid_a_split(tmp_path: Path) -> None:
     assert run.rows == sums(100)
     assert position(run) == []
     assert there.calls == 1, "the reader has gone on where it was"
+
+
+def _parts(pace: Pace, rows: int, batch: StreamBatch, function: Callable[[StreamBatch], object]) -> Iterator[int]:
+    """As `Pace.process`, with functions that take long for a few records."""
+    for start in range(0, len(batch), rows):
+        function(batch.slice(start, start + rows))
+        pace.is_slow = True
+        yield min(start + rows, len(batch))
+
+
+class Slow(MapFunction):
+    """Takes a millisecond for each record until it is released."""
+
+    def __init__(self, world: World) -> None:
+        self._world = world
+
+    def map(self, value: Any) -> Any:
+        self._world.released.wait(0.001)
+        return value
+
+
+@pytest.mark.parametrize("shuffled", [False, True])
+def test_a_checkpoint_comes_amid_a_batch_that_takes_long(tmp_path: Path, shuffled: bool) -> None:
+    there, world = Input([30_000], batches=(30_000,)), World()
+    env = StreamExecutionEnvironment.get_execution_environment().set_parallelism(1)
+    numbers = env.from_source(Ranges(there), WatermarkStrategy.no_watermarks(), "numbers").uid("numbers")
+    sent = numbers.rebalance() if shuffled else numbers
+    counts = sent.map(Slow(world), Types.LONG()).uid("slow").key_by(lambda n: n % 3, Types.LONG())
+    with Run(world, tmp_path, graph=collect_graph(counts.process(Sum(world), PAIR).uid("sum"))) as run:
+        run.ask(RequestKind.CHECKPOINT)
+        run.ask(RequestKind.CHECKPOINT)
+        first = position(run)
+        world.released.set()
+    assert run.error is None
+    assert 0 < first[0] < 30_000
+    assert [n for n, _ in run.rows] == list(range(30_000))
+    assert [t for _, t in run.rows[-3:]] == [sum(range(n % 3, n + 1, 3)) for n in range(29_997, 30_000)]
+    assert there.calls == 1, "the rest of the batch is kept"
 
 
 @pytest.mark.parametrize(("live", "parallelism"), [(True, 1), (True, 3), (False, 1), (False, 2)])
@@ -342,6 +383,7 @@ def test_a_parquet_file_is_read_up_to_each_checkpoint(tmp_path: Path, monkeypatc
     limits=st.lists(st.tuples(st.floats(0, 1), st.booleans()), max_size=4),
     fails_at=st.sets(st.integers(0, 120), max_size=3),
     parallelism=st.integers(1, 2),
+    part_rows=st.sampled_from([1, 3, None]),
     interval_ms=st.sampled_from([20, 86_400_000]),
 )
 def test_whenever_checkpoints_and_failures_come_each_record_is_counted_once(
@@ -351,12 +393,18 @@ def test_whenever_checkpoints_and_failures_come_each_record_is_counted_once(
     limits: list[tuple[float, bool]],
     fails_at: set[int],
     parallelism: int,
+    part_rows: int | None,
     interval_ms: int,
 ) -> None:
     there, world = Input(sizes, batches=batches, limit=0), World()
     total, world.fails_at = sum(sizes), fails_at
     graph, interval = program(Ranges(there), world, parallelism=parallelism), timedelta(milliseconds=interval_ms)
-    with Run(world, tmp_path_factory.mktemp("run"), graph=graph, interval=interval) as run:
+    with (
+        pytest.MonkeyPatch.context() as patch,
+        Run(world, tmp_path_factory.mktemp("run"), graph=graph, interval=interval) as run,
+    ):
+        if part_rows is not None:
+            patch.setattr(Pace, "process", partialmethod(_parts, part_rows))
         for share, asks in sorted(limits):
             there.limit = int(share * total)
             if asks and there.limit < total:  # else the job may have ended

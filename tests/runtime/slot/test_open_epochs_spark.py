@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import threading
+import time
 from collections.abc import Iterator
 from dataclasses import replace
 from datetime import timedelta
@@ -12,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.dataset as pads
 import pyarrow.parquet as pq
 import pytest
 
@@ -22,8 +24,8 @@ from dagster_flinkpy.common.exchange_options import ExchangeMode, ExchangeOption
 from dagster_flinkpy.common.restart_strategies import FixedDelayRestart
 from dagster_flinkpy.common.time import Duration
 from dagster_flinkpy.connectors import ParquetSink, ParquetSource
-from dagster_flinkpy.datastream import KeyedProcessFunction, StreamExecutionEnvironment
-from dagster_flinkpy.datastream.connectors import FileSource, StreamFormat
+from dagster_flinkpy.datastream import KeyedProcessFunction, MapFunction, StreamExecutionEnvironment
+from dagster_flinkpy.datastream.connectors import FileSource, NumberSequenceSource, StreamFormat
 from dagster_flinkpy.datastream.connectors.base import SourceSplit
 from dagster_flinkpy.datastream.program.job_graph import JobGraph
 from dagster_flinkpy.datastream.state import ValueStateDescriptor
@@ -67,11 +69,13 @@ def program(folder: Path) -> JobGraph:
     return env.get_job_graph()
 
 
-def rows(folder: Path) -> list[tuple[str, int]]:
-    import pyarrow.dataset as ds
+def written(folder: Path) -> list[str]:
+    return [str(file) for file in (folder / "out").rglob("*.parquet") if not file.name.startswith("_")]
 
-    files = [str(file) for file in (folder / "out").rglob("*.parquet") if not file.name.startswith("_")]
-    return sorted((row["word"], row["count"]) for row in ds.dataset(files).to_table().to_pylist()) if files else []
+
+def rows(folder: Path) -> list[tuple[str, int]]:
+    files = written(folder)
+    return sorted((row["word"], row["count"]) for row in pads.dataset(files).to_table().to_pylist()) if files else []
 
 
 def test_a_slot_that_dies_between_two_checkpoints_reads_again_what_came_since(
@@ -200,3 +204,42 @@ def test_a_file_is_read_by_a_slot_that_dies_then_up_to_a_savepoint_and_then_by_s
     with JobAttempt(graph(2), replace(config, exchange=ExchangeOptions(ExchangeMode.SPARK)), owner="test") as attempt:
         list(attempt.run_epochs())
     assert rows(tmp_path) == sorted((str(key), count) for key in range(10) for count in range(1, 10_001))
+
+
+class Slow(MapFunction):
+    """Takes 5 ms for each record, until a file tells that it need not."""
+
+    def __init__(self, released: Path) -> None:
+        self._released, self._waits = released, True
+
+    def map(self, value: int) -> tuple[int]:
+        if self._waits:
+            time.sleep(0.005)
+            self._waits = not self._released.exists()
+        return (value,)
+
+
+@pytest.mark.parametrize("shuffled", [False, True])
+def test_checkpoints_come_while_slow_functions_are_at_work(
+    tmp_path: Path, spark_settings: SparkSettings, shuffled: bool
+) -> None:
+    env = StreamExecutionEnvironment.get_execution_environment().set_parallelism(2)
+    numbers = env.from_source(NumberSequenceSource(1, 12_000), WatermarkStrategy.no_watermarks(), "in").uid("in")
+    slow = (numbers.rebalance() if shuffled else numbers).map(Slow(tmp_path / "released"), Types.TUPLE([Types.LONG()]))
+    slow.uid("slow").sink_to(ParquetSink(str(tmp_path / "out"))).uid("sink")
+    config = JobConfig(
+        "job",
+        StorageLocation(str(tmp_path / "store")),
+        spark=spark_settings,
+        exchange=ExchangeOptions(ExchangeMode.PIPELINED),
+        checkpointing=CoordinatorConfig(interval=timedelta(milliseconds=200)),
+    )
+    counts = []
+    with JobAttempt(env.get_job_graph(), config, owner="test") as attempt:
+        for _ in attempt.run_epochs(goes_on=True):
+            counts.append(pads.dataset(written(tmp_path)).count_rows())
+            if counts[-1]:
+                (tmp_path / "released").touch()
+    assert [each for each in counts if 0 < each < 12_000], "a checkpoint came while functions were at work"
+    found = pads.dataset(written(tmp_path)).to_table().column(0).to_pylist()
+    assert sorted(found) == list(range(1, 12_001))
