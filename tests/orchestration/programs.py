@@ -130,7 +130,7 @@ class FakeAttempt:
         return self._epoch(self._id)
 
     def run_epochs(
-        self, limit: int | None = None, *, periodic: bool = False, continuous: bool = False
+        self, limit: int | None = None, *, periodic: bool = False, continuous: bool = False, goes_on: bool = False
     ) -> Iterator[CompletedEpoch]:
         taken = 0
         while self._left and (limit is None or taken < limit):
