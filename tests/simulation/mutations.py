@@ -126,7 +126,7 @@ def _unfenced(owner: Any, name: str, value: Any, noticed: str, **chaos: Any) -> 
 
     def broken() -> AbstractContextManager[Any]:
         stack = ExitStack()
-        stack.enter_context(mock.patch.object(lease, "check", lambda store, leader: None))
+        stack.enter_context(mock.patch.object(lease, "check", lambda store, leader: lease.Leader(*lease._read(store))))
         stack.enter_context(mock.patch.object(owner, name, value))
         return stack
 
