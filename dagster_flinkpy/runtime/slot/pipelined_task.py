@@ -114,7 +114,7 @@ class PipelinedTask(StreamTask):
             self._block()  # barriers may have come before the epoch
 
     def stop_reading(self, *, stops: bool) -> None:
-        """Lets the sources stop amid the part that they are reading, once they have read a batch of it; or not."""
+        """Lets the sources stop amid what they are reading, behind a batch or a part of a slow one; or not."""
         for task in self._tasks.values():
             if isinstance(task.operator, SourceOperator):
                 task.operator.stops = stops

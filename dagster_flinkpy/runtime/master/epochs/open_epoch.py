@@ -2,7 +2,7 @@
 
 The input comes in parts. The next one is looked for when the sources have asked for it (Flink: a reader's
 ``RequestSplitEvent``), so that a job that cannot follow is not given more than it is reading. When the checkpoint is
-triggered, the sources stop between two batches, and the barrier follows. What they have not read of the part belongs to
+triggered, the sources stop behind what they have emitted, and the barrier follows. What is left of the part belongs to
 the next epoch.
 """
 
