@@ -203,15 +203,17 @@ class CommitLog(LakeTarget[Table]):
             "for them",
         )
 
-    def latest(self, table: Table) -> tuple[int, str] | None:
-        """Returns the checkpoint of the latest commit, and its digest."""
+    def latest(self, table: Table) -> tuple[int, str, int] | None:
+        """Returns the checkpoint of the latest commit, its digest, and its time in milliseconds since 1970."""
         recent = self._recent(table)
-        return recent[-1][:2] if recent else None
+        return recent[-1][:3] if recent else None
 
-    def has_recently(self, table: Table, digest: str) -> bool:
-        """Returns whether a table has a commit, or too many later ones to know."""
+    def has_recently(self, table: Table, digest: str, ms: int) -> bool:
+        """Returns whether a table has a commit, or too many later ones than ``ms``, before it, to know."""
         recent = self._recent(table)
-        return len(recent) == _RECENT or any(found == digest for _, found, _, _ in recent) or self._made(table, digest)
+        if any(found == digest for _, found, _, _ in recent) or self._made(table, digest):
+            return True
+        return len(recent) == _RECENT and recent[0][2] >= ms
 
     def replaced_by(self, table: Table, partition: str | None, checkpoint_id: int, since_ms: int) -> int | None:
         """Returns the checkpoint that has replaced a partition: this one, or the latest after it, or None.

@@ -39,6 +39,7 @@ from pyiceberg.transforms import IdentityTransform, VoidTransform
 from pyiceberg.typedef import Record
 from sqlalchemy.exc import SQLAlchemyError
 
+from dagster_flinkpy.common.clock import current_millis
 from dagster_flinkpy.connectors.commit.checkpoint_committer import StagedCheckpoint
 from dagster_flinkpy.connectors.commit.staged_files import partition_values
 from dagster_flinkpy.connectors.commit.staged_rows import RowFile
@@ -80,14 +81,14 @@ class IcebergCommitter(LakeCommitter[Table]):
         self._sink, self._table = sink, IcebergTarget(sink, context)
         super().__init__(sink, context, self._table)
         self._is_branch = sink.branch != MAIN_BRANCH
-        self._latest: tuple[int, str] | None = None
-        """The checkpoint that was committed last, as this attempt knows, and its digest."""
+        self._latest: tuple[int, str, int] | None = None
+        """The checkpoint that was committed last, as this attempt knows, its digest, and a time before."""
 
     def _checked(self, table: Table) -> Table:
         table = super()._checked(table)
         if self._latest is None:
             self._latest = self._table.latest(table)
-        elif not self._table.has_recently(table, self._latest[1]):
+        elif not self._table.has_recently(table, *self._latest[1:]):
             raise ConfigurationError(
                 f"{self._what} does not have the rows of checkpoint {self._latest[0]} any more: it was restored from a "
                 "backup, rolled back or made anew. Running again adds rows to what is there now"
@@ -128,8 +129,9 @@ class IcebergCommitter(LakeCommitter[Table]):
         self._add(table, _Change(removed=list(files)), checkpoint_id, f"{checkpoint_id}-replaced", [])
 
     def _swap(self, table: Table, change: _Change, checkpoint: StagedCheckpoint) -> None:
-        self._add(table, change, checkpoint.checkpoint_id, checkpoint.digest, list(checkpoint.by_partition))
-        self._latest = checkpoint.checkpoint_id, checkpoint.digest
+        latest = checkpoint.checkpoint_id, checkpoint.digest, current_millis()
+        self._add(table, change, *latest[:2], list(checkpoint.by_partition))
+        self._latest = latest
 
     def _add(
         self, table: Table, change: _Change, checkpoint_id: int, digest: str, partitions: Sequence[str | None]

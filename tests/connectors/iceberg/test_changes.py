@@ -17,6 +17,7 @@ from pyiceberg.types import DateType, LongType
 
 from dagster_flinkpy.common import Row, Types
 from dagster_flinkpy.connectors import IcebergSink, IcebergSource
+from dagster_flinkpy.connectors.iceberg import commit_log
 from dagster_flinkpy.connectors.iceberg.committer import IcebergCommitter
 from dagster_flinkpy.connectors.iceberg.table import NAME_MAPPING
 from dagster_flinkpy.datastream.connectors.base import CommitRequest
@@ -155,7 +156,10 @@ def test_a_table_that_was_made_anew_in_its_place_gets_the_rows_when_it_is_run_ag
     assert rows(sink) == [2]
 
 
-def test_a_table_that_was_restored_from_a_backup(tmp_path: Path) -> None:
+@pytest.mark.parametrize("recent", [1, commit_log._RECENT])
+def test_a_table_that_was_restored_from_a_backup(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, recent: int) -> None:
+    """It went on, and the rows were lost, if the table had got more commits than it names."""
+    monkeypatch.setattr(commit_log, "_RECENT", recent)
     sink = sink_in(tmp_path)
     running = committer(sink)
     running.abort_lingering([])
