@@ -22,7 +22,7 @@ from dagster_flinkpy.connectors.commit.staged_files import FileNames, Staged
 from dagster_flinkpy.connectors.commit.staged_rows import RowFile, StagedContent, StagedRows, digest_of
 from dagster_flinkpy.connectors.postgres.connection import listed, row_of, value_of
 from dagster_flinkpy.connectors.postgres.epoch_rows import EpochRows
-from dagster_flinkpy.connectors.postgres.session import UNREACHABLE, Session
+from dagster_flinkpy.connectors.postgres.session import Session, may_pass
 from dagster_flinkpy.connectors.postgres.sink import PostgresSink
 from dagster_flinkpy.connectors.postgres.target import PostgresTarget
 from dagster_flinkpy.datastream.connectors.base import CommitRequest, CommitterInitContext
@@ -31,7 +31,6 @@ from dagster_flinkpy.errors import (
     CommittableLostError,
     ConfigurationError,
     ObjectNotFoundError,
-    StorageError,
 )
 from dagster_flinkpy.storage import ObjectStore
 
@@ -43,7 +42,6 @@ _LEDGER_DAYS = 30
 _COPIED_BYTES = 256 << 10
 """So much is unpacked at a time: less than the server needs to be busy in the meantime."""
 _ORDER = "flinkpy_order"
-_TO_RETRY = (*UNREACHABLE, StorageError)
 
 
 class _PostgresCommitter(CheckpointCommitter):
@@ -65,7 +63,7 @@ class _PostgresCommitter(CheckpointCommitter):
             self._connect().close()
 
     def _signal(self, requests: Sequence[CommitRequest], error: Exception) -> None:
-        if isinstance(error, psycopg.Error) and not isinstance(error, _TO_RETRY):
+        if isinstance(error, psycopg.Error) and not may_pass(error):
             error = self._refused(requests[0].checkpoint_id, error)
         super()._signal(requests, error)
 
@@ -113,11 +111,14 @@ class _PostgresCommitter(CheckpointCommitter):
     def _check_last(self, connection: psycopg.Connection[Any]) -> None:
         """Checks that what was committed last, by this attempt or before it, or what came after it, is still there."""
         if self._last is not None and not self._session.registered(connection, "checkpoint >= %s", self._last):
-            ledger = self._session.ledger.as_string(connection)
-            raise ConfigurationError(
-                f"table {ledger} does not know checkpoint {self._last} any more, which was committed to table "
-                f"{self._sink.uri()}: the database was restored from a backup, or somebody has deleted the entry"
-            )
+            raise self._forgotten(connection)
+
+    def _forgotten(self, connection: psycopg.Connection[Any]) -> ConfigurationError:
+        return ConfigurationError(
+            f"table {self._session.ledger.as_string(connection)} does not know all of checkpoint {self._last} any "
+            f"more, which was committed to table {self._sink.uri()}: the database was restored from a backup, a "
+            "standby took over that lacked it, or somebody has deleted the entry. Look whether its rows are there"
+        )
 
     def last_committed(self) -> int | None:
         with self._reaching(), self._session.connect() as connection:
@@ -172,7 +173,7 @@ class LedgerCommitter(_PostgresCommitter):
             try:
                 self._rows_of(after, before).check(connection)
             except psycopg.Error as error:
-                if isinstance(error, _TO_RETRY):
+                if may_pass(error):
                     raise
                 raise ConfigurationError(f"Its rows in {self._what} cannot be found: {str(error).strip()}") from error
 
@@ -369,6 +370,8 @@ class PreparedTransactionCommitter(_PostgresCommitter):
     def __init__(self, sink: PostgresSink, context: CommitterInitContext) -> None:
         session = Session(sink, context.job_id, context.uid)
         super().__init__(sink, context, session, PreparedTransactions(session, context))
+        self._done: Sequence[CommitRequest] = ()
+        """What this attempt has committed last."""
 
     def _check(self, connection: psycopg.Connection[Any]) -> None:
         if int(value_of(connection, "SHOW max_prepared_transactions")) == 0:
@@ -388,8 +391,17 @@ class PreparedTransactionCommitter(_PostgresCommitter):
             for request in requests:
                 self._commit(connection, request)
         if any(request.error is None for request in requests):
-            self._last = checkpoint.checkpoint_id
+            self._last, self._done = checkpoint.checkpoint_id, [each for each in requests if each.error is None]
         return True
+
+    def _check_last(self, connection: psycopg.Connection[Any]) -> None:
+        super()._check_last(connection)
+        for request in self._done:  # a standby that took over may lack some, and still have what was prepared
+            gid = request.committable.get("gid")
+            if not self._session.registered(connection, "digest = %s", gid):
+                self._commit(connection, request)
+                if not self._session.registered(connection, "digest = %s", gid):
+                    raise self._forgotten(connection)
 
     def _commit(self, connection: psycopg.Connection[Any], request: CommitRequest) -> None:
         gid = str(request.committable.get("gid"))
@@ -409,9 +421,9 @@ class PreparedTransactionCommitter(_PostgresCommitter):
             )
         except psycopg.errors.ObjectNotInPrerequisiteState as error:  # another attempt is committing it
             request.retry_later(error)
-        except _TO_RETRY:
-            raise
         except psycopg.Error as error:
+            if may_pass(error):
+                raise
             request.signal_failed_with_unknown_reason(self._refused(request.checkpoint_id, error))
 
 

@@ -15,15 +15,16 @@ from dagster_flinkpy.connectors.postgres.connection import connect, listed, tabl
 from dagster_flinkpy.connectors.postgres.sink import PostgresSink
 from dagster_flinkpy.errors import CommitRefusedError, ConfigurationError
 
-__all__ = ["LEDGER", "UNREACHABLE", "Session"]
+__all__ = ["LEDGER", "Session", "may_pass"]
 
-UNREACHABLE = (
+_PASSING = (
     psycopg.OperationalError,
     psycopg.InterfaceError,
     psycopg.errors.ReadOnlySqlTransaction,
     psycopg.errors.IdleInTransactionSessionTimeout,
 )
-"""What may pass by itself, such as a failover, during which the server is a standby."""
+_LASTING = (psycopg.errors.ObjectNotInPrerequisiteState, psycopg.errors.ProgramLimitExceeded)
+"""Of these, what stays until somebody changes the table, which takes no rows, or not so long ones."""
 
 LEDGER = "flinkpy_commits"
 """The table of committed checkpoints, in the schema of the sink's table."""
@@ -42,6 +43,11 @@ SELECT set_config('lock_timeout', '60s', true) WHERE current_setting('lock_timeo
 
 def _setting(how: str) -> bytes:
     return "; ".join(f"{how} {each}" for each in _SETTINGS).encode()
+
+
+def may_pass(error: Exception) -> bool:
+    """Returns whether an error may pass by itself, such as a failover, during which the server is a standby."""
+    return isinstance(error, _PASSING) and not isinstance(error, _LASTING)
 
 
 class Session:

@@ -21,7 +21,7 @@ from dagster_flinkpy.connectors.columns.column_types import columns_of, is_neste
 from dagster_flinkpy.connectors.columns.json_values import to_json_text
 from dagster_flinkpy.connectors.commit.staged_files import StagedUpload, file_name
 from dagster_flinkpy.connectors.commit.staged_rows import check_keys, completed
-from dagster_flinkpy.connectors.postgres.session import UNREACHABLE, Session
+from dagster_flinkpy.connectors.postgres.session import Session, may_pass
 from dagster_flinkpy.connectors.postgres.sink import PostgresSink
 from dagster_flinkpy.connectors.postgres.target import PostgresTarget
 from dagster_flinkpy.datastream.connectors.base import CommittingSinkWriter, Json, WriterInitContext
@@ -182,9 +182,9 @@ class PreparingWriter(CommittingSinkWriter):
     def _errors(self) -> Iterator[None]:
         try:
             yield
-        except UNREACHABLE as error:
-            raise StorageError(f"{self._what} cannot be reached: {str(error).strip()}") from error
         except psycopg.Error as error:
+            if may_pass(error):
+                raise StorageError(f"{self._what} cannot be reached: {str(error).strip()}") from error
             raise SinkCommitError(
                 f"{self._what} refuses the rows of checkpoint {self._checkpoint_id}: {str(error).strip()}. Change the "
                 "table so that it takes them, and run again, which writes them again."

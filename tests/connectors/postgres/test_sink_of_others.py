@@ -19,11 +19,12 @@ from dagster_flinkpy.errors import (
     CommitRefusedError,
     CommittableLostError,
     ConfigurationError,
+    SinkCommitError,
     SourceReadError,
     StorageError,
 )
-from dagster_flinkpy.runtime.master.commits.commit_retries import commit_requests
 from tests import servers
+from tests.committing import commit_requests
 from tests.connectors.postgres.sinks import (
     CONTEXT,
     ROW,
@@ -43,6 +44,10 @@ def database(postgres: str, tmp_path: Path) -> Iterator[Database]:
     for (gid,) in database.sql("SELECT gid FROM pg_prepared_xacts"):
         database.sql(f"ROLLBACK PREPARED '{gid}'")
     database.sql("DROP SCHEMA {} CASCADE")
+
+
+def no_retry(seconds: float) -> None:
+    raise AssertionError("trying again does not help")
 
 
 def trigger(database: Database, event: str, condition: str, table: str = "t") -> None:
@@ -126,9 +131,24 @@ def test_a_table_with_a_partition_on_another_server_is_refused(database: Databas
         with pytest.raises(ConfigurationError, match=f"{database.schema}.far is a foreign table"):
             committer(database.sink()).abort_lingering([])
         database.sql("ALTER FOREIGN TABLE {}.far OPTIONS (ADD updatable 'false')")
-        committer(database.sink()).abort_lingering([])
+        running = committer(database.sink())
+        running.abort_lingering([])
+        with pytest.raises(CommitRefusedError, match=r"has no handler(.|\n)* stay staged"):
+            commit_requests(running, [stage(database.sink(), numbers(1))], "sink", wait=no_retry)
     finally:
         database.sql("DROP FOREIGN DATA WRAPPER {}_far CASCADE")
+
+
+@pytest.mark.parametrize("options", [{}, {"key": ["s"]}, {"prepare_transactions": True}], ids=str)
+def test_a_row_that_an_index_cannot_take_is_refused_at_once(database: Database, options: Any) -> None:
+    """It was tried eleven times."""
+    database.create("n bigint, s text UNIQUE")
+    long = "".join(chr(0x4E00 + number * 7919 % 20_000) for number in range(6000))  # it cannot be compressed
+    sink = database.sink(**options)
+    running = committer(sink)
+    running.abort_lingering([])
+    with pytest.raises(SinkCommitError, match=r"index row (size|requires)"):
+        commit_requests(running, [stage(sink, [(1, long)])], "sink", wait=no_retry)
 
 
 def test_a_table_that_was_made_anew_during_a_run_is_refused(database: Database) -> None:
@@ -278,7 +298,7 @@ def test_a_database_without_what_the_attempt_has_committed_is_refused(
     commit_requests(running, [stage(sink, numbers(1))], "sink")
     database.sql(change)
     request = stage(sink, numbers(2), checkpoint_id=2)
-    with pytest.raises(CommitRefusedError, match=r"does not know checkpoint 1 any more.*restored from a backup"):
+    with pytest.raises(CommitRefusedError, match=r"does not know all of checkpoint 1 any more.*restored from a backup"):
         commit_requests(running, [request], "sink")
     assert 2 not in database.rows()
     commit(sink, request, token=2)
@@ -338,6 +358,27 @@ def test_transactions_are_only_prepared_if_the_table_takes_all_rows(database: Da
         writer.prepare_commit()
     writer.abort()
     assert (database.rows(), database.prepared()) == ([], 0)
+
+
+def test_a_standby_that_took_over_without_the_last_of_several_commits(database: Database) -> None:
+    """The next checkpoint was committed, and the rows stayed in a prepared transaction, which the next run ended."""
+    database.create()
+    sink = database.sink(prepare_transactions=True)
+    running = committer(sink)
+    running.abort_lingering([])
+    requests = [stage(sink, numbers(subtask), subtask=subtask) for subtask in range(3)]
+    commit_requests(running, requests, "sink")
+    lost = requests[2].committable["gid"]
+    database.sql(f"DELETE FROM {{}}.t WHERE n = 2; DELETE FROM {{}}.flinkpy_commits WHERE digest = '{lost}'")
+    entry = f"INSERT INTO {{}}.flinkpy_commits VALUES ('job', 'sink', 1, '{lost}', 1)"
+    database.sql(f"BEGIN; INSERT INTO {{}}.t VALUES (2, 'text 2'); {entry}; PREPARE TRANSACTION '{lost}'")
+    commit_requests(running, [stage(sink, numbers(3), checkpoint_id=2)], "sink")
+    assert database.rows() == [0, 1, 2, 3]
+    database.sql("DELETE FROM {}.flinkpy_commits WHERE checkpoint = 2")
+    entry = entry.replace(f"1, '{lost}'", "2, 'others'")
+    database.sql(entry)
+    with pytest.raises(CommitRefusedError, match="does not know all of checkpoint 2 any more"):
+        commit_requests(running, [stage(sink, numbers(4), checkpoint_id=3)], "sink")
 
 
 # --- types ------------------------------------------------------------------------------------------------------------
