@@ -12,6 +12,7 @@ from psycopg import conninfo
 from dagster_flinkpy.common import Row
 from dagster_flinkpy.common.watermark_strategy import WatermarkStrategy
 from dagster_flinkpy.connectors import PostgresChangeSource, PostgresSink, PostgresSource
+from dagster_flinkpy.connectors.postgres.session import _LEDGER_COLUMNS
 from dagster_flinkpy.datastream import DataStream, StreamExecutionEnvironment
 from dagster_flinkpy.datastream.connectors.base import TwoPhaseCommittingSink
 from dagster_flinkpy.errors import (
@@ -312,7 +313,10 @@ def drops_ledger(system: PostgresTable) -> Undo | None:
         if failed:
             done = [int(path.parent.name[4:]) for path in (system.place.folder / "job/job").glob("chk-*/_metadata")]
             there = set(system.values()) - set(system.visible)
-            system.restore_from = f"chk-{max(done) - (not there and not between)}"
+            if there or between or max(done) > 1:
+                system.restore_from = f"chk-{max(done) - (not there and not between)}"
+            else:  # there is none before
+                system.owned(f"CREATE TABLE {{}}.flinkpy_commits ({_LEDGER_COLUMNS})")
 
     return undo
 
