@@ -235,7 +235,7 @@ class _Enumerator(SplitEnumerator):
 class _Stopped(Source):
     """Splits are read in parts, and those of an epoch before those of the next one."""
 
-    resumes_splits = True
+    resumes_splits = counts_records = True
     discovery_interval = timedelta(milliseconds=1)
 
     def __init__(self, scheduled: _Scheduled) -> None:

@@ -7,7 +7,7 @@ import os
 import tempfile
 import threading
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta, timezone
@@ -23,6 +23,7 @@ from dagster_flinkpy.datastream.checkpointing_mode import CheckpointingMode
 from dagster_flinkpy.datastream.connectors.partitions import TimePartition
 from dagster_flinkpy.datastream.program.job_graph import JobGraph
 from dagster_flinkpy.errors import UserFunctionError
+from dagster_flinkpy.runtime.exchange import result_partition
 from dagster_flinkpy.runtime.master.failover import FailoverConfig
 from dagster_flinkpy.runtime.master.mailbox import InlineMailbox, Lane, Mailbox
 from dagster_flinkpy.runtime.operators import local_aggregate
@@ -77,6 +78,8 @@ class Settings:
     """How many slots of tasks that live share a process."""
     sources: Sources = Sources.PLANNED
     """How sources give out records. If not `PLANNED`, the input ends, and epochs of tasks that live can be open."""
+    slow: bool = False
+    """Whether functions of tasks that live are slow: a barrier may come behind each record of a batch."""
     raises: frozenset[int] = frozenset()
     """Batches of records at which an operator raises, counted over all of them. The region restarts."""
 
@@ -120,6 +123,7 @@ def _small_limits() -> Iterator[None]:
     limits[parts] = {"SECTION_ROWS": 3}
     limits[shuffle_batch] = {"_AT_ONCE": 1}
     limits[deployment] = {"CREDIT": 1}
+    limits[result_partition] = {"_FIRST_SIZE": 1}
     limits[pipelined_task] = {"_ROWS_AT_ONCE": 1}
     defaults = ColumnarKeyedStateBackend.__init__.__kwdefaults__
     with ExitStack() as stack:
@@ -143,6 +147,16 @@ def _failures(numbers: frozenset[int]) -> Iterator[None]:
 
     with mock.patch.object(OperatorTask, "_on_records", on_records):
         yield
+
+
+def _one_by_one(
+    pace: shuffle_batch.Pace, batch: shuffle_batch.StreamBatch, function: Callable[[shuffle_batch.StreamBatch], object]
+) -> Iterator[int]:
+    """As `Pace.process`, with slow functions."""
+    pace.rows, pace.is_slow = 1, True
+    for start in range(len(batch)):
+        function(batch.slice(start, start + 1))
+        yield start + 1
 
 
 def _first_regions_first(lanes: list[Lane]) -> Lane:
@@ -174,7 +188,12 @@ def run(program: Program, settings: Settings, folder: Path) -> Outcome:
         folder: An empty folder for all files.
     """
     graph = build(program, settings.parallelism, folder / "sinks", settings.sources)
-    with _small_limits() if settings.small else nullcontext(), _failures(settings.raises):
+    slow = (
+        mock.patch.object(shuffle_batch.Pace, "process", _one_by_one)
+        if settings.slow and settings.live
+        else nullcontext()
+    )
+    with _small_limits() if settings.small else nullcontext(), slow, _failures(settings.raises):
         late, state, named = _run_job(graph, program, settings, folder)
     sinks = {leg.name: FolderSink(folder / "sinks" / leg.name) for leg in program.legs}
     for name, sink in sinks.items():

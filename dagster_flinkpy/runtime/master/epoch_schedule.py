@@ -134,7 +134,8 @@ class EpochSchedule:
         if now < self.retry_ms or request is None or failed or not self._may_close():
             return None
         ended = all(region.at_end for region in self.epochs.sources)
-        if ended or not self.epochs.iterating or (self._requests.waiting and not self._coordinator.pending):
+        waits = request.periodic or self._can_open_epochs()  # a Spark job would read nothing until it is due
+        if ended or not (waits and self.epochs.iterating) or (self._requests.waiting and not self._coordinator.pending):
             return self.trigger(request)
         return PeriodicTick(now) if self.due_ms <= now else None
 

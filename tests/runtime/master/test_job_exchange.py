@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -15,13 +16,14 @@ from dagster_flinkpy.runtime.master.deployments import job_exchange
 from dagster_flinkpy.runtime.master.deployments.pipelined_region import PipelinedRegion
 from dagster_flinkpy.runtime.master.failover import FailoverConfig, RestartIndividualStrategy
 from dagster_flinkpy.runtime.master.job import JobAttempt, JobConfig
+from dagster_flinkpy.runtime.master.slots.slot_pool import SlotPool
 from dagster_flinkpy.spark.sessions import SparkSettings
 from dagster_flinkpy.spark.task_slots import TaskSlots
 from dagster_flinkpy.storage import StorageLocation
 from tests.pyspark_versions import since
 from tests.runtime.harness import HarnessAttempt, collect_graph, collected, make_job
 from tests.runtime.programs import COUNTED, EVENT, CountPerKey, FolderSink, environment, events
-from tests.waiting import LIMIT
+from tests.waiting import LIMIT, until
 
 RECORDS = [(f"k{i % 3}", i, i) for i in range(12)]
 TOTALS = {f"k{key}": sum(range(key, 12, 3)) for key in range(3)}
@@ -119,6 +121,25 @@ def test_auto_decides_again_after_a_rescale(tmp_path: Path, spark_settings: Spar
         "job 'job': tasks live in slots (execution.exchange: pipelined)",
         "job 'job': tasks live in slots, 2 in a process (execution.exchange: pipelined)",
     ]
+
+
+def test_a_rescale_does_not_miss_the_slots_that_it_gives_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    release = SlotPool.release
+
+    def release_and_wait(pool: SlotPool, names: Collection[str]) -> None:
+        slots = [pool._slots[name] for name in names]
+        release(pool, names)
+        until(lambda: all(slot.is_over for slot in slots), "slots have not ended")
+
+    monkeypatch.setattr(SlotPool, "release", release_and_wait)
+    env, sink = environment(2), FolderSink(tmp_path / "sink")
+    counts = events(env, RECORDS, per_epoch=3).blocking().key_by("key").process(CountPerKey(), COUNTED).uid("counts")
+    counts.sink_to(sink).uid("sink")
+    with HarnessAttempt(env.get_job_graph(), tmp_path, live=True) as attempt:
+        attempt.run_epoch()
+        attempt._rescale(1)  # the tasks of the second region are still in both of its slots
+        list(attempt.run_epochs())
+    assert {key: total for key, _, total in sink.rows()} == TOTALS
 
 
 @pytest.mark.spark

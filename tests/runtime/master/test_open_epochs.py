@@ -251,6 +251,7 @@ class Run:
         self.positions: list[tuple[int | None, int]] = []
         """How many records the source had read at each checkpoint, and how many rows there were up to it."""
         self.error: BaseException | None = None
+        self.request = {"periodic": True}
         self._world, self._begun = world, threading.Event()
         self._thread = threading.Thread(target=self._run, daemon=True)
 
@@ -258,7 +259,7 @@ class Run:
         try:
             with self.attempt as running:
                 self._begun.set()
-                for epoch in running.run_epochs(periodic=True):
+                for epoch in running.run_epochs(**self.request):
                     self.checkpoints.append(epoch.checkpoint_id)
                     self.rows += collected(self.graph, running.collected)
                     numbers = epoch.metadata.operator("numbers").coordinator_state
@@ -483,6 +484,26 @@ def test_auto_decides_in_an_open_epoch_whether_tasks_live(
         if lives
         else "job 'job': each epoch is a Spark job (execution.exchange: spark), because 2 of 2 slots did not start"
     ]
+
+
+def test_a_script_does_not_wait_for_its_interval_if_tasks_turn_out_not_to_live(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def deploy(*_: Any) -> None:
+        raise NoResourceAvailableError("2 of 2 slots did not start", needed=2)
+
+    monkeypatch.setattr(job_exchange, "kept_slots", lambda _: 0)
+    monkeypatch.setattr(PipelinedRegion, "request", deploy)
+    world = World()
+    world.records += range(5)
+    world.ended = True
+    run = Run(world, tmp_path)
+    run.attempt = Auto(run, tmp_path)
+    run.request = {"goes_on": True}
+    with run:
+        pass
+    assert run.error is None
+    assert sorted(run.rows) == sorted(counts(range(5)))
 
 
 def test_a_run_can_be_cancelled_that_waits_for_its_first_checkpoint_without_live_tasks(

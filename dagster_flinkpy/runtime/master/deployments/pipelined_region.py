@@ -190,8 +190,8 @@ class PipelinedRegion:
             FlinkPyError: A slot cannot run on this Spark.
         """
         known = self._deployment
-        deployment = self.deploy(job) if known is None or not known.reading or not known.is_broken else known
-        if deployment is not known or not known.is_broken:  # otherwise since its last epoch
+        deployment = self.deploy(job)
+        if deployment is not known or not known.is_broken:  # otherwise since its last epoch: it ends with the error
             if open_epoch is None:
                 deployment.begin(job.epoch)
             elif open_epoch.checkpoint_id != deployment.reading:  # otherwise it has begun behind the one before it
@@ -481,10 +481,9 @@ class PipelinedRegion:
 
 
 def _continues(deployment: _Deployment, job: EpochJob) -> bool:
-    """Returns whether an epoch begins where the tasks are."""
+    """Returns whether an epoch begins where the tasks are, or were when they broke."""
     return (
-        not deployment.is_broken
-        and job.start == deployment.last
+        job.start == deployment.last
         and job.graph is deployment.job.graph
         and job.fencing_token == deployment.job.fencing_token
         and job.restarts == deployment.job.restarts
