@@ -9,6 +9,7 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -32,7 +33,7 @@ __all__ = ["read_text"]
 _BOM = b"\xef\xbb\xbf"
 _PARSERS = 2
 _TINY = re.compile(rb"""[:,\[\s"]-?[0-9.]+[eE]-0*[0-9]{4,}[\s",\]}]""")
-"""A value of JSON that may be a decimal, and no floating-point number, whose exponent may end the process in Arrow."""
+"""A value of JSON that may be a decimal, but also text, whose exponent may end the process in Arrow."""
 _log = logging.getLogger(__name__)
 _told: set[tuple[str, str]] = set()
 """The folders and fields that this process has warned of."""
@@ -206,8 +207,9 @@ class _JsonParser:
     def __call__(self, data: bytes) -> pa.Array:
         if not data.strip():
             return pa.array([], pa.struct(self._fields))
-        if self._has_decimals and (tiny := _TINY.search(data)):
-            raise ValueError(f"{tiny[0].decode()} has too many digits after the point")
+        if self._has_decimals and _TINY.search(data):
+            for line in data.splitlines():  # most of what looks like it is text
+                _check_digits(pa.struct(self._fields), json.loads(line, parse_float=str) if line.strip() else None)
         read_options = pa_json.ReadOptions(use_threads=False, block_size=len(data) + 1)
         table = pa_json.read_json(pa.BufferReader(data), read_options=read_options, parse_options=self._options)
         _check_count(data, table.num_rows, ": each line must be one JSON object")
@@ -229,6 +231,18 @@ class _JsonParser:
                     f"No object in {folder}/{key} has a member {name!r}, so that field is null in all of its records. "
                     f"They have {', '.join(map(repr, self.members))}. If the row type has a wrong name, correct it."
                 )
+
+
+def _check_digits(kind: pa.DataType, value: Any) -> None:
+    """Raises an error for a decimal that `_TINY` means."""
+    if pa.types.is_struct(kind) and isinstance(value, dict):
+        for field in kind:
+            _check_digits(field.type, value.get(field.name))
+    elif pa.types.is_nested(kind) and isinstance(value, list):
+        for each in value:
+            _check_digits(kind.field(0).type, each)
+    elif pa.types.is_decimal(kind) and isinstance(value, str) and _TINY.search(json.dumps([value]).encode()):
+        raise ValueError(f"{value} has too many digits after the point")
 
 
 def _check_count(data: bytes, rows: int, advice: str, *, blank: bytes | None = None, quote: int | None = None) -> None:

@@ -360,6 +360,16 @@ def test_what_is_not_written_strictly_is_refused(tmp_path: Path, kind: TypeInfor
                 read(JsonLinesReaderFormat.for_row_type(row_type), tmp_path / "a.json")
 
 
+def test_text_of_json_that_looks_like_a_tiny_number_is_read_beside_decimals(tmp_path: Path) -> None:
+    """Such as the number of an article; also if nobody reads the member."""
+    row = Types.ROW_NAMED(["text", "price"], [Types.STRING(), Types.DECIMAL(9, 2)])
+    texts = ["12E-4567", "steel 12E-4567 x", "3e-2024"]
+    lines = [json.dumps({"text": text, "price": 1.5, "other": text}) for text in texts]
+    (tmp_path / "a.json").write_text("\n\n".join(lines))
+    rows = read(JsonLinesReaderFormat.for_row_type(row), tmp_path / "a.json")
+    assert [(each["text"], each["price"]) for each in rows] == [(text, Decimal("1.5")) for text in texts]
+
+
 def test_what_is_written_strictly_is_read(tmp_path: Path) -> None:
     texts: dict[TypeInformation, dict[str, Any]] = {
         Types.LONG(): {"-9223372036854775808": -(2**63), "007": 7, "-0": 0},
