@@ -53,7 +53,7 @@ def in_order(draw: st.DrawFn) -> tuple[Program, Settings]:
     """
     split = _records(st.integers(0, 120), 7)
     epochs = draw(st.lists(st.lists(split, max_size=1).map(tuple), min_size=1, max_size=5))
-    legs = [leg for leg in Leg if leg not in SEVERAL_INPUTS | LIVE and leg is not Leg.SIDES]
+    legs = [leg for leg in Leg if leg not in SEVERAL_INPUTS | LIVE | {Leg.SIDES, Leg.ASYNC}]
     program = Program(
         (Input(tuple(epochs), draw(st.booleans())),),
         draw(st.sampled_from([Path_.DIRECT, Path_.MAP, Path_.STAMPED])),

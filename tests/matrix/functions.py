@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterable
 from typing import Any, ClassVar
 
@@ -11,6 +12,7 @@ from dagster_flinkpy.common.typeinfo import Types
 from dagster_flinkpy.common.types import Row
 from dagster_flinkpy.datastream import (
     AggregateFunction,
+    AsyncFunction,
     BatchAggregateFunction,
     CoordinatedFunction,
     FilterFunction,
@@ -210,6 +212,15 @@ class OddAside(ProcessFunction):
 
     def process_element(self, value: Any, ctx: ProcessFunction.Context) -> Iterable[Any]:
         yield (ODD, value) if value.value % 2 else value
+
+
+class Ask(AsyncFunction):
+    """Returns a value, some of them behind later ones."""
+
+    async def async_invoke(self, value: Any) -> Iterable[Any]:
+        for _ in range(value.value % 4):
+            await asyncio.sleep(0)
+        return [value]
 
 
 class Join(KeyedCoProcessFunction):

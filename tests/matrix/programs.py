@@ -16,6 +16,7 @@ from dagster_flinkpy.common.time import Duration, Time
 from dagster_flinkpy.common.typeinfo import Types
 from dagster_flinkpy.common.watermark_strategy import WatermarkStrategy
 from dagster_flinkpy.datastream import (
+    AsyncDataStream,
     DataStream,
     EventTimeSessionWindows,
     SlidingEventTimeWindows,
@@ -39,6 +40,7 @@ from tests.matrix.functions import (
     ODD_KEYS,
     OUT,
     RULES,
+    Ask,
     ByRules,
     Changeable,
     Count,
@@ -114,6 +116,7 @@ class Leg(Enum):
     TWICE = "windows of windows"
     COUNT = "running counts"
     SIDES = "side output, united again"
+    ASYNC = "asynchronous calls"
     JOIN = "join"
     JOIN_THREE = "join of three"
     SELECT_THREE = "join of three that selects its inputs"
@@ -453,6 +456,9 @@ def _compute(leg: Leg, spoils: bool, left: DataStream, middle: DataStream, right
             even = left.process(OddAside(), EVENT).uid(uid)
             odd = even.get_side_output(ODD).map(lambda v: v, EVENT).uid(f"{uid}-odd")
             return even.union(odd).key_by("key").process(EveryKindOfState(), OUT).uid(f"{uid}-state")
+        case Leg.ASYNC:
+            asked = AsyncDataStream.unordered_wait(left, Ask(), Time.seconds(1000), 3, EVENT).uid(uid)
+            return asked.key_by("key").process(EveryKindOfState(), OUT).uid(f"{uid}-state")
         case Leg.JOIN:
             return left.connect(right).key_by("key", "key").process(Join(), OUT).uid(uid)
         case Leg.JOIN_THREE | Leg.SELECT_THREE:
