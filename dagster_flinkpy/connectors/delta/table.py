@@ -94,9 +94,10 @@ class DeltaTarget(LakeTarget[DeltaTable]):
                 f"{self._what} was dropped and made anew since it was opened. Running again adds the rows to the new "
                 "table, if they were not deleted with the old one"
             )
-        checkpoint_id, version = self.latest
+        (checkpoint_id, version), filled = self.latest, self._sink.filled
         last = self.last(table)
-        if table.version() < version or (last is not None and last < checkpoint_id):
+        in_order = filled is None or filled.owner is None  # runs of an asset commit in any order
+        if table.version() < version or (in_order and last is not None and last < checkpoint_id):
             raise ConfigurationError(
                 f"{self._what} does not have version {version} any more, with the rows of checkpoint {checkpoint_id}: "
                 "it was restored from a backup. Running again adds rows to what was restored"
@@ -111,7 +112,7 @@ class DeltaTarget(LakeTarget[DeltaTable]):
                 f"{self._what} is partitioned by {found.partition_columns}, not by {self._sink.partition_by}: change "
                 "partition_by of the sink, or write the table again"
             )
-        if last and self._id is None and self._sink.filled is None:  # assets commit in any order
+        if last and self._id is None and filled is None:
             self.latest = last, table.version()
         self._id = found.id
         return table

@@ -507,6 +507,17 @@ def test_owners_share_a_table(tmp_path: Path) -> None:
     assert rows(mine) == [9]
 
 
+def test_an_earlier_run_of_an_asset_commits_between_two_partitions_of_a_later_one(tmp_path: Path) -> None:
+    """The later run was told that the table was restored from a backup."""
+    sink = DeltaSink(str(tmp_path)).for_owner("shop")
+    commit(sink, stage(sink, 1, partition="b"))
+    later = committer(sink)
+    commit_requests(later, [stage(sink, 3, partition="a", checkpoint_id=3)], "sink")
+    commit(sink, stage(sink, 2, partition="c", checkpoint_id=2))
+    assert later.replace_partition("b", 3) == 1
+    assert rows(sink) == [2, 3]
+
+
 def test_a_job_that_begins_anew_replaces_what_it_wrote_before(tmp_path: Path) -> None:
     sink = DeltaSink(str(tmp_path), partition_column="day")
     frozen = committer(sink)
