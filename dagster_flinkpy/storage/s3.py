@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import re
 import socket
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -174,6 +175,8 @@ class S3ObjectStore(ObjectStore):
     @reads_origins
     def get_range(self, key: str, start: int, length: int) -> bytes:
         """See ``ObjectStore``."""
+        from botocore.exceptions import IncompleteReadError
+
         if start < 0 or length < 0:
             raise ConfigurationError(f"range of {key!r}: start {start} and length {length} must not be negative")
         full = self._full(key)
@@ -183,9 +186,13 @@ class S3ObjectStore(ObjectStore):
         def read() -> bytes:
             asked = f"bytes={start}-{start + length - 1}"
             response = self._client.get_object(Bucket=self._bucket, Key=full, Range=asked)
-            if not response.get("ContentRange", "").startswith(f"bytes {start}-"):
+            found = re.match(rf"bytes {start}-(\d+)/", response.get("ContentRange", ""))
+            if found is None:
                 raise _ForeignAnswerError("range")
-            return response["Body"].read()
+            data, expected = response["Body"].read(), int(found[1]) + 1 - start
+            if len(data) != expected:  # boto3 notices only if there is a Content-Length, which proxies may drop
+                raise IncompleteReadError(actual_bytes=len(data), expected_bytes=expected)
+            return data
 
         try:
             with self._translated("s3:GetObject", key):

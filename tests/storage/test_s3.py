@@ -218,6 +218,13 @@ def test_body_cut_off_is_read_again(stub: Stubber, stubbed: S3ObjectStore) -> No
     assert stubbed.get_range("k", 0, 4) == b"0123"
 
 
+def test_a_range_without_a_length_that_is_cut_off_is_read_again(stub: Stubber, stubbed: S3ObjectStore) -> None:
+    """It was taken for the whole range: the lines of a text file after it were lost."""
+    for data in (b"", b"01", b"0123"):
+        stub.add_response("get_object", {**body(data, 4), "Body": StreamingBody(io.BytesIO(data), None)})
+    assert stubbed.get_range("k", 0, 4) == b"0123"
+
+
 def test_body_cut_off_again_and_again(stub: Stubber, stubbed: S3ObjectStore) -> None:
     for _ in range(5):
         stub.add_response("get_object", body(b"01", 4))
