@@ -148,8 +148,8 @@ class PostgresChangeEnumerator(EndingEnumerator):
     def _read_table(self, slot: ReplicationSlot) -> SourceSplit:
         """Plans to read the rows that the table has, in a snapshot that stays until they are read."""
         connection = self._exporting = connect(self._source.conninfo, "flinkpy source")
-        connection.execute("SET idle_in_transaction_session_timeout = 0")
         connection.execute("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY")
+        connection.execute("SET LOCAL idle_in_transaction_session_timeout = 0")
         # TRUNCATE and ALTER TABLE would take the rows from the snapshot.
         connection.execute(f"LOCK TABLE {slot.table_name} IN ACCESS SHARE MODE".encode())
         snapshot, visible = row_of(connection, "SELECT pg_export_snapshot(), pg_current_snapshot()::text")

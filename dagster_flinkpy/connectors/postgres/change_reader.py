@@ -13,6 +13,7 @@ from dagster_flinkpy.common.typeinfo import RowTypeInfo
 from dagster_flinkpy.connectors.columns.column_types import columns_of
 from dagster_flinkpy.connectors.postgres.change_source import PostgresChangeSource
 from dagster_flinkpy.connectors.postgres.columns import (
+    READING,
     Column,
     check_columns,
     column_of_type,
@@ -71,7 +72,7 @@ def _rows(source: PostgresChangeSource, slot: ReplicationSlot, given: Json) -> G
         listed(source.table_type.field_names), table_of(source.schema, source.table)
     )
     with slot.connection.transaction(), slot.connection.cursor() as cursor:
-        cursor.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ, READ ONLY")
+        cursor.execute(f"SET TRANSACTION ISOLATION LEVEL REPEATABLE READ, READ ONLY; {READING}")
         cursor.execute(sql.SQL("SET TRANSACTION SNAPSHOT {}").format(sql.Literal(given["snapshot"])))
         cursor.execute(_IN_ORDER)
         with cursor.copy(rows) as lines:

@@ -21,8 +21,8 @@ READING = (
     "SET DateStyle = 'ISO'; SET TimeZone = 'UTC'; SET bytea_output = 'hex'; SET extra_float_digits = 1; "
     "SET row_security = off"
 )
-"""The settings of a connection that reads: values have the text that `from_text` reads, and rows that a policy would
-hide are an error."""
+"""The settings of a session that reads: values have the text that `from_text` reads, and rows that a policy would hide
+are an error. A pooler gives each transaction another session."""
 
 _TEXT = Types.STRING()
 

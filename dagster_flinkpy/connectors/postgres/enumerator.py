@@ -11,6 +11,7 @@ from typing import Any
 
 import psycopg
 
+from dagster_flinkpy.connectors.postgres.columns import READING
 from dagster_flinkpy.connectors.postgres.connection import value_of
 from dagster_flinkpy.connectors.postgres.scan import Scan, Value, scanning
 from dagster_flinkpy.connectors.postgres.seen import Seen
@@ -180,7 +181,7 @@ class PostgresEnumerator(EndingEnumerator):
             through = self._limit(scan)
             if through is not None and through != self._at.position:
                 with scan.connection.transaction():
-                    scan.connection.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ, READ ONLY")
+                    scan.connection.execute(f"SET TRANSACTION ISOLATION LEVEL REPEATABLE READ, READ ONLY; {READING}")
                     self._refuse_late(scan)
                     through = self._assign(scan, through, parallelism, shares)
                 self._at.position = through

@@ -278,7 +278,8 @@ def read_rows(source: PostgresSource, split: SourceSplit) -> Iterator[tuple[pa.A
     """Reads the rows of a range from the split's offset on, and checks that they are those that were planned."""
     names, given = list(source.produced_type.field_names), split.properties
     rows = versions = 0
-    with scanning(source) as scan, scan.connection.cursor() as cursor:
+    with scanning(source) as scan, scan.connection.transaction(), scan.connection.cursor() as cursor:
+        cursor.execute(READING)
         check_columns(scan.name, scan.columns, source.produced_type)
         with cursor.copy(scan.copy(names, given["after"], given["through"])) as lines:
             for table in parsed_rows(lines, [*names, _VERSION], source.batch_rows):

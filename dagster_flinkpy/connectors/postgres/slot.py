@@ -313,10 +313,12 @@ class ReplicationSlot:
         """Returns the messages of all transactions from the slot's position up to an LSN."""
         statement = self._peek("COPY (SELECT data FROM " + _PEEK + ") TO STDOUT (FORMAT binary)", upto, None)
         for trial in self._patience():
-            with trial, self.connection.cursor() as cursor, cursor.copy(statement) as copy:
-                copy.set_types(["bytea"])  # in use is said before the first message: the server first decodes all
-                for (data,) in copy.rows():
-                    yield data
+            with trial, self.connection.transaction(), self.connection.cursor() as cursor:
+                cursor.execute(READING)
+                with cursor.copy(statement) as copy:
+                    copy.set_types(["bytea"])  # in use is said before the first message: the server first decodes all
+                    for (data,) in copy.rows():
+                        yield data
 
     def _patience(self) -> tenacity.Retrying:
         """Waits while somebody else reads from the slot, who may be about to finish: a retried task, or the driver."""

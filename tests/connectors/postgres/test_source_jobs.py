@@ -16,11 +16,14 @@ from hypothesis import strategies as st
 from dagster_flinkpy.common import Types
 from dagster_flinkpy.common.watermark_strategy import WatermarkStrategy
 from dagster_flinkpy.connectors import ParquetSink, PostgresChangeSource, PostgresSource
+from dagster_flinkpy.connectors.postgres import connection
 from dagster_flinkpy.connectors.postgres import enumerator as postgres_enumerator
 from dagster_flinkpy.connectors.postgres.change_enumerator import PostgresChangeEnumerator
+from dagster_flinkpy.connectors.postgres.columns import READING
 from dagster_flinkpy.connectors.postgres.slot import ReplicationSlot
 from dagster_flinkpy.storage.local import LocalObjectStore
 from tests.connectors.postgres.sinks import Database
+from tests.connectors.postgres.test_change_source import started
 from tests.connectors.postgres.test_jobs import dying
 from tests.examples import examples
 from tests.runtime.harness import Crash, HarnessAttempt
@@ -169,3 +172,38 @@ def test_each_change_is_read_once_wherever_the_job_dies(
     finally:
         database.sql("SELECT pg_drop_replication_slot(slot_name) FROM pg_replication_slots WHERE slot_name = '{}'")
         database.sql("DROP PUBLICATION IF EXISTS {}; DROP SCHEMA {} CASCADE")
+
+
+@pytest.mark.parametrize("reads", ["rows", "snapshot", "changes"])
+def test_a_pooler_that_gives_each_transaction_another_session_changes_no_value(
+    postgres: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, reads: str
+) -> None:
+    """Values were read as the settings of the role had them: 0.1 + 0.2 as 0.3, and times in another zone."""
+    database = Database(postgres, tmp_path)
+    database.sql("CREATE TABLE {}.t (n bigint PRIMARY KEY, f float8, at timestamptz)")
+    database.sql("ALTER TABLE {}.t REPLICA IDENTITY FULL")
+
+    class Pooled(connection._Connection):
+        def execute(self, query: Any, *args: Any, **options: Any) -> Any:
+            if query == READING:
+                return None  # of another session
+            return super().execute(query, *args, **options)
+
+    row, table = Types.ROW_NAMED(["f", "at"], [Types.DOUBLE(), Types.SQL_TIMESTAMP()]), f"{database.schema}.t"
+    other = f"{postgres}&options=-c%20TimeZone%3DAsia/Tokyo%20-c%20extra_float_digits%3D0"  # as the role has it
+    source: Any = PostgresSource(other, table, "n", row_type=row)
+    if reads != "rows":
+        slot, snapshot = database.schema, reads == "snapshot"
+        source = PostgresChangeSource(other, table, slot, row_type=row, snapshot=snapshot, bounded=False)
+    monkeypatch.setattr(connection, "_Connection", Pooled)
+    enumerator = started(source)
+    if reads == "changes":
+        enumerator.plan_epoch(1)
+    database.sql("INSERT INTO {}.t VALUES (1, 0.1::float8 + 0.2, '2026-01-02 12:00:00Z')")
+    [split] = [split for share in enumerator.plan_epoch(1) for split in share][:1]
+    [column] = [column for column, _ in source.read(split)]
+    assert column.field("f").to_pylist() == [0.1 + 0.2]
+    assert str(column.field("at")[0].as_py()).startswith("2026-01-02 12:00:00")
+    enumerator.on_epoch_read([split])
+    database.sql("SELECT pg_drop_replication_slot(slot_name) FROM pg_replication_slots WHERE slot_name = '{}'")
+    database.sql("DROP SCHEMA {} CASCADE")
