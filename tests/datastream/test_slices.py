@@ -42,6 +42,8 @@ def test_each_record_is_read_once_and_those_of_a_slice_in_order(
         before = enumerator.snapshot_state()
         planned = enumerator.plan_epoch(parallelism)
         assert len(planned) == parallelism
+        for each in planned:
+            assert each == sorted(each, key=lambda split: split.offset), "event time goes with the records"
         amount = sum(split.properties["end"] - split.offset for each in planned for split in each)
         if per_epoch is not None:
             assert amount <= max(per_epoch, sum(end - start for start, end in rest_of(before)))

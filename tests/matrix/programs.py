@@ -32,6 +32,7 @@ from dagster_flinkpy.datastream.connectors.base import (
     SourceSplit,
     SplitEnumerator,
 )
+from dagster_flinkpy.datastream.connectors.collection import CollectionSource
 from dagster_flinkpy.datastream.connectors.partitions import PartitionedSource, TimePartition
 from dagster_flinkpy.datastream.program.job_graph import JobGraph
 from tests.matrix.functions import (
@@ -160,6 +161,8 @@ class Sources(Enum):
     """Splits, which are planned before an epoch and read to their ends."""
     STOPPED = "stopped"
     """Splits that may come in the middle of an epoch, and amid which a barrier may come."""
+    SLICED = "sliced"
+    """A collection, of which each subtask reads a slice. A barrier may come amid it."""
     READERS = "readers"
     """As in Flink. A reader does not wait for others between epochs: event time does."""
 
@@ -381,6 +384,10 @@ def _source(program: Program, index: int, sources: Sources) -> Source | flink.So
     epochs = program.inputs[index].epochs
     if sources is Sources.READERS:
         return _Readers(epochs)
+    if sources is Sources.SLICED:
+        return CollectionSource(
+            [each for epoch in epochs for records in epoch for each in records], EVENT, batch_size=2
+        )
     scheduled = _Scheduled(epochs, program.ends)
     return scheduled if sources is Sources.PLANNED else _Stopped(scheduled)
 

@@ -141,7 +141,8 @@ class SliceEnumerator(SplitEnumerator):
     def on_epoch_read(self, splits: Sequence[SourceSplit]) -> None:
         if splits:
             self._unread = None
-            self._rest = [split for split in splits if not split.finished]
+            # After a rescale, a subtask goes on with slices of several, and event time with the first of them.
+            self._rest = sorted((split for split in splits if not split.finished), key=lambda split: split.offset)
             self._ended &= not self._rest
 
     @property
