@@ -45,6 +45,9 @@ from dagster._core.definitions.metadata.source_code import CodeReferencesMetadat
 # What the public `define_asset_job` returns.
 from dagster._core.definitions.unresolved_asset_job_definition import UnresolvedAssetJobDefinition
 
+# What the context of an asset raises that a test calls directly, which has neither a run nor a code location.
+from dagster._core.errors import DagsterInvalidPropertyError
+
 # How the steps of a run ended. In a run of several jobs, each job is a step.
 from dagster._core.execution.stats import StepEventStatus
 
@@ -103,6 +106,7 @@ __all__ = [
     "get_input_event_pointer_tag",
     "last_evaluation",
     "record_at_once",
+    "run_of",
     "switch_sensor",
 ]
 
@@ -127,10 +131,18 @@ def delete_run(instance: DagsterInstance, run_id: str) -> None:
 
 
 def assets_of_location(context: AssetExecutionContext) -> set[AssetKey] | None:
-    """Returns the assets of the code location that a step belongs to; None in ``materialize()``, which has none."""
+    """Returns the assets of the code location that a step belongs to; None in ``materialize()`` and direct calls."""
     try:
         return set(context.repository_def.asset_graph.get_all_asset_keys())
-    except CheckError:
+    except (CheckError, DagsterInvalidPropertyError):
+        return None
+
+
+def run_of(context: AssetExecutionContext) -> DagsterRun | None:
+    """Returns the run of a step; None if a test calls the asset directly, as with `build_asset_context()`."""
+    try:
+        return context.run
+    except DagsterInvalidPropertyError:
         return None
 
 

@@ -79,6 +79,17 @@ def test_an_asset_writes_when_it_is_done(deployment: Deployment) -> None:
     assert deployment.staged() == []
 
 
+def test_an_asset_that_a_test_calls_directly_writes_each_time(deployment: Deployment) -> None:
+    @dg.asset
+    def numbers(context: dg.AssetExecutionContext, topics: KafkaSinkResource) -> None:
+        with topics.transaction(context, TOPIC) as transaction:
+            transaction.write(pa.table({"n": [1, 2]}))
+
+    for _ in range(2):
+        numbers(dg.build_asset_context(), deployment.topics)
+    assert deployment.numbers() == [1, 1, 2, 2]
+
+
 def test_a_run_that_is_retried_after_it_has_written_adds_nothing(deployment: Deployment) -> None:
     def fail_once(retry: int) -> None:
         if retry == 0:

@@ -147,6 +147,27 @@ def test_partitions_of_a_run_are_replaced(deployment: Deployment) -> None:
     assert deployment.rows() == [("a", "x", 10), ("a", "x", 11), ("a", "z", 3)]
 
 
+def test_an_asset_that_a_test_calls_directly_writes_what_a_run_does(files: Deployment) -> None:
+    written = [1, 2]
+
+    @dg.asset(key=["a"])
+    def orders(context: dg.AssetExecutionContext, tables: dg.ResourceParam[Any]) -> None:
+        with tables.transaction(context, files.table) as transaction:
+            transaction.write(numbers(*written))
+
+    @dg.asset(key=["b"], partitions_def=DAYS)
+    def days(context: dg.AssetExecutionContext, tables: dg.ResourceParam[Any]) -> None:
+        with tables.transaction(context, files.table) as transaction:
+            transaction.write(numbers(3))
+
+    for _ in range(2):
+        orders(dg.build_asset_context(), files.tables)
+        days(dg.build_asset_context(partition_key="x"), files.tables)
+        assert files.rows() == [("a", None, each) for each in written] + [("b", "x", 3)]
+        written.pop()
+    assert files.tables.lingering(files.instance) == []
+
+
 def test_two_tables_of_a_multi_asset(files: Deployment) -> None:
     @dg.multi_asset(specs=[dg.AssetSpec("a"), dg.AssetSpec("b", partitions_def=None)])
     def both(context: dg.AssetExecutionContext, tables: dg.ResourceParam[Any]) -> Any:
