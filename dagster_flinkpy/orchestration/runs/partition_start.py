@@ -105,7 +105,7 @@ def _start_of(partitions_def: PartitionsDefinition, key: str) -> datetime | None
 
 
 def partition_start(
-    kept: Iterable[PartitionEnd], first: TimePartition, key_of: Callable[[int], str], *, assets: str
+    kept: Iterable[PartitionEnd], first: TimePartition, key_of: Callable[[int], str], *, assets: str, folder: str
 ) -> PartitionStart:
     """Decides from which state a run starts.
 
@@ -114,6 +114,7 @@ def partition_start(
         first: The first partition of the run.
         key_of: Returns a partition key by its ordinal.
         assets: How to select the job's assets on the command line.
+        folder: The URL of the job's checkpoints.
 
     Raises:
         RestoreError: The end state of the previous partition is missing. The message says which end state exists, and
@@ -131,15 +132,19 @@ def partition_start(
         return PartitionStart(None, f"Partition {first.key} is the first: it starts from empty state.")
     nearest = max((ordinal for ordinal in ends if 0 <= ordinal < before), default=None)
     if nearest is None:
-        known = "No partition before it has one"
+        known = (
+            "No partition before it has one. First"
+            if ends
+            else f"If the job has run before, put its checkpoints back into {folder}, which has none. Otherwise first"
+        )
         since = 0
     else:
-        known = f"The nearest one before it that has one is {ends[nearest].partition}"
+        known = f"The nearest one before it that has one is {ends[nearest].partition}. First"
         since = nearest + 1
     missing = key_of(since) if since == before else f"{key_of(since)}...{key_of(before)}"
     option = "--partition" if since == before else "--partition-range"
     raise RestoreError(
-        f"partition {first.key} starts from the end state of {key_of(before)}, which is not kept. {known}. First "
+        f"partition {first.key} starts from the end state of {key_of(before)}, which is not kept. {known} "
         f"run `dagster asset materialize --select '{assets}' {option} {missing}`. Or start this run from another "
         "state, with restore_from or start_empty in its config."
     )

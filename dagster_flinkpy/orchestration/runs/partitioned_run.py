@@ -161,15 +161,13 @@ def _start(
     keys = partitions_def.get_partition_keys()
     selection = " or ".join(f'key:"{spec.key.to_user_string()}"' for spec in specs.values())
     kept = renumbered(attempt.head.partitions, partitions_def, job_id=job.job_id)
-    start = partition_start(kept, first, keys.__getitem__, assets=selection)
-    latest = attempt.latest
+    latest, checkpoints = attempt.latest, CompletedCheckpointStore(store)
     if latest is not None and latest.stopped:
         raise RestoreError(
             f"job {job.job_id!r} was stopped with a savepoint, at checkpoint {latest.checkpoint_id}: partition "
             f"{first.key} would go on from before that. Restore a savepoint with {job.dagster_name}_restore, go back "
             f"to a checkpoint with {job.dagster_name}_reset, or set restore_from in the config of this run."
         )
-    checkpoints = CompletedCheckpointStore(store)
     if latest is not None and not is_end(attempt.head.partitions, latest, checkpoints.load):
         raise ConfigurationError(
             f"job {job.job_id!r} has been run without partitions, up to checkpoint {latest.checkpoint_id}, and "
@@ -177,6 +175,7 @@ def _start(
             "job another name, flink_assets(name=...), and other tables; or clear its tables, and set start_empty in "
             "the config of this run, or restore_from to start from a state."
         )
+    start = partition_start(kept, first, keys.__getitem__, assets=selection, folder=store.url)
     if start.checkpoint_id is not None and start.after is not None:
         refuse_other_window(checkpoints.load(start.checkpoint_id), start.after, partitions_def)
     log(start.reason)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from datetime import datetime
+from functools import partial
 
 import pytest
 from dagster import (
@@ -18,6 +19,7 @@ from dagster_flinkpy.orchestration.runs.partition_start import outdated, partiti
 
 WEEK = DailyPartitionsDefinition("2024-03-01", end_date="2024-03-08")
 KEYS = [f"2024-03-0{i}" for i in range(1, 8)]
+start = partial(partition_start, assets="x", folder="s3://b/letters")
 
 
 def end(ordinal: int, checkpoint_id: int) -> PartitionEnd:
@@ -36,9 +38,15 @@ def test_what_begins_with_an_outdated_end_state_is_outdated_too() -> None:
 
 
 def test_the_first_partition_starts_from_nothing() -> None:
-    assert partition_start((), time_partition(WEEK, KEYS[0]), KEYS.__getitem__, assets="x").checkpoint_id is None
-    with pytest.raises(RestoreError, match="No partition before it has one"):
-        partition_start((), time_partition(WEEK, KEYS[1]), KEYS.__getitem__, assets="x")
+    assert start((), time_partition(WEEK, KEYS[0]), KEYS.__getitem__).checkpoint_id is None
+
+
+def test_where_no_end_state_is_it_is_said_that_they_may_be_elsewhere() -> None:
+    said = (
+        "If the job has run before, put its checkpoints back into s3://b/letters, which has none. Otherwise first run"
+    )
+    with pytest.raises(RestoreError, match=said):
+        start((), time_partition(WEEK, KEYS[1]), KEYS.__getitem__)
 
 
 def test_end_states_are_found_when_the_definition_begins_earlier_now() -> None:
@@ -47,8 +55,8 @@ def test_end_states_are_found_when_the_definition_begins_earlier_now() -> None:
     assert [each.ordinal for each in kept] == [2, 3]
     key_of = earlier.get_partition_keys().__getitem__
     with pytest.raises(RestoreError, match="end state of 2024-02-28, which is not kept"):
-        partition_start(kept, time_partition(earlier, "2024-02-29"), key_of, assets="x")
-    assert partition_start(kept, time_partition(earlier, KEYS[2]), key_of, assets="x").checkpoint_id == 2
+        start(kept, time_partition(earlier, "2024-02-29"), key_of)
+    assert start(kept, time_partition(earlier, KEYS[2]), key_of).checkpoint_id == 2
 
 
 def test_a_definition_that_begins_later_goes_on_from_the_end_state_before_its_start() -> None:
@@ -56,10 +64,10 @@ def test_a_definition_that_begins_later_goes_on_from_the_end_state_before_its_st
     kept = renumbered([end(0, 1), end(1, 2), end(6, 3)], later, job_id="letters")
     assert [each.ordinal for each in kept] == [-2, -1, 4]
     key_of = later.get_partition_keys().__getitem__
-    assert partition_start(kept, time_partition(later, KEYS[2]), key_of, assets="x").checkpoint_id == 2
-    assert partition_start(kept[:1], time_partition(later, KEYS[2]), key_of, assets="x").checkpoint_id is None
+    assert start(kept, time_partition(later, KEYS[2]), key_of).checkpoint_id == 2
+    assert start(kept[:1], time_partition(later, KEYS[2]), key_of).checkpoint_id is None
     with pytest.raises(RestoreError, match=f"No partition before it has one.*--partition-range {KEYS[2]}...{KEYS[4]}"):
-        partition_start(kept, time_partition(later, KEYS[5]), key_of, assets="x")
+        start(kept, time_partition(later, KEYS[5]), key_of)
 
 
 def test_a_definition_that_begins_amid_a_day_has_its_first_partition_on_the_next() -> None:
@@ -69,7 +77,7 @@ def test_a_definition_that_begins_amid_a_day_has_its_first_partition_on_the_next
     assert [time_partition(amid, key).ordinal for key in keys] == [*range(len(keys))]
     kept = renumbered([end(0, 1), end(1, 2)], amid, job_id="letters")
     assert [each.ordinal for each in kept] == [-1, 0]
-    again = partition_start(kept[1:], time_partition(amid, KEYS[1]), keys.__getitem__, assets="x")
+    again = start(kept[1:], time_partition(amid, KEYS[1]), keys.__getitem__)
     assert again.checkpoint_id is None, "not its own end state, which has counted its rows"
 
 
@@ -96,6 +104,6 @@ def test_what_is_excluded_before_it_has_run_is_skipped_and_what_has_run_is_not_e
     weekend = DailyPartitionsDefinition(KEYS[0], end_date="2024-03-08", exclusions=["0 0 * * 0,6"])
     monday = time_partition(weekend, KEYS[3])
     kept = renumbered([end(0, 1)], weekend, job_id="letters")
-    assert partition_start(kept, monday, weekend.get_partition_keys().__getitem__, assets="x").checkpoint_id == 1
+    assert start(kept, monday, weekend.get_partition_keys().__getitem__).checkpoint_id == 1
     with pytest.raises(ConfigurationError, match=r"'2024-03-02'.* it is excluded now.* empty its input, and run it"):
         renumbered([end(0, 1), end(1, 2)], weekend, job_id="letters")
