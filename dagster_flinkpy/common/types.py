@@ -294,6 +294,7 @@ def row_class(names: tuple[str, ...] | None, width: int, row_kind: RowKind = Row
     members["_getters"] = slots._getters | {n: attrgetter(slot) for n, slot in fields.items()}
     # With __getattr__, which could say this too, CPython 3.11 would read each attribute six times as slowly.
     title = "Row without names" if names is None else f"Row({', '.join(map(repr, names))})"
+    title = title if len(title) <= _TITLE else f"{title[: _TITLE - 4]}...)"
     return _make_class(title, slots, members)
 
 
@@ -309,6 +310,9 @@ def _slots_class(width: int) -> type[Row]:
     members["__iter__"] = _compiled(f"def f(row): return iter(({_targets(width)}))")
     return _make_class("Row", Row, members)
 
+
+_TITLE = 50
+"""How many characters of a title the message of Python 3.11 has."""
 
 _CLASS = {"__slots__": (), "__module__": __name__, "__qualname__": "Row"}
 

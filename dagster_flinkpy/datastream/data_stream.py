@@ -69,6 +69,7 @@ from dagster_flinkpy.datastream.operator_specs import (
     shown,
 )
 from dagster_flinkpy.datastream.output_tag import OutputTag
+from dagster_flinkpy.datastream.program.event_time import check_timestamp_field
 from dagster_flinkpy.datastream.program.execution import spark_row_type
 from dagster_flinkpy.datastream.program.job_graph import PartitionerKind, StreamPartitioner
 from dagster_flinkpy.datastream.program.program import FORWARD, ExecutionEnvironment, Upstream
@@ -276,9 +277,10 @@ class DataStream(StreamSettings):
         return MultipleConnectedStreams(self._upstream, ds._upstream, *(each._upstream for each in streams))
 
     def assign_timestamps_and_watermarks(self, watermark_strategy: WatermarkStrategy) -> DataStream:
-        """Assigns event times to the records, and generates watermarks."""
+        """Assigns event times to the records, and generates watermarks. Raises as ``env.from_source()`` does."""
         wanted = "a WatermarkStrategy, such as WatermarkStrategy.for_monotonous_timestamps()"
         check_argument("assign_timestamps_and_watermarks()", watermark_strategy, WatermarkStrategy, wanted)
+        check_timestamp_field(watermark_strategy, self.get_type())
         return self._then("Timestamps/Watermarks", TimestampsSpec(watermark_strategy), self.get_type())
 
     def get_side_output(self, output_tag: OutputTag) -> DataStream:

@@ -34,6 +34,7 @@ from dagster_flinkpy.datastream.operator_specs import (
     SourceSpec,
     SparkSourceSpec,
 )
+from dagster_flinkpy.datastream.program.event_time import check_timestamp_field
 from dagster_flinkpy.datastream.program.execution import JobExecutionResult, spark_row_type
 from dagster_flinkpy.datastream.program.job_graph import JobGraph
 from dagster_flinkpy.datastream.program.program import StreamProgram
@@ -334,6 +335,7 @@ class StreamExecutionEnvironment:
 
         Raises:
             ConfigurationError: The source or the strategy is not a `Source` or `WatermarkStrategy`.
+            JobGraphError: The records have no field of the strategy's name, or one that is no time.
         """
         if isinstance(source, flink.Source):
             source = ReaderSource(source)
@@ -415,6 +417,7 @@ class StreamExecutionEnvironment:
         return self._source(source_name, SparkSourceSpec(source, strategy), type_info)
 
     def _source(self, name: str, spec: SourceSpec, output_type: TypeInformation) -> DataStream:
+        check_timestamp_field(spec.watermark_strategy, output_type)
         return self._program.stream(self._program.add(name, spec, output_type=output_type))
 
     # --- the program -------------------------------------------------------------------------------------------------

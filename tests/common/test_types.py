@@ -99,6 +99,8 @@ def test_unknown_fields() -> None:
             row["age"]
     with pytest.raises(AttributeError, match=r"'Row\('name', 'size'\)' object has no attribute 'age'"):
         _ = Row(name="Alice", size=2).age
+    with pytest.raises(AttributeError, match=r"^'Row\('order_id', .*'ordered\.\.\.\)' object has no attribute 'age'$"):
+        _ = Row(order_id=1, customer="Alice", amount=2, ordered_at=3).age
     with pytest.raises(AttributeError, match="'Row without names' object"):
         _ = Row("Alice").age
         with pytest.raises(ValueError, match="age"):

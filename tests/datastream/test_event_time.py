@@ -1,4 +1,4 @@
-"""Inputs that hold event time back for ever are found before a program runs."""
+"""Fields that are no times, and inputs that hold event time back for ever, are found before a program runs."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from dagster_flinkpy.common import Duration, Types, WatermarkStrategy
+from dagster_flinkpy.common.type_information import TypeInformation
 from dagster_flinkpy.connectors import ParquetSource
 from dagster_flinkpy.datastream import (
     CoProcessFunction,
@@ -17,6 +18,7 @@ from dagster_flinkpy.datastream import (
     KeyedCoProcessFunction,
     StreamExecutionEnvironment,
 )
+from dagster_flinkpy.datastream.connectors.collection import CollectionSource
 from dagster_flinkpy.datastream.program.event_time import EventTimeStall, find_stalls
 from dagster_flinkpy.datastream.window import (
     CountTrigger,
@@ -25,7 +27,7 @@ from dagster_flinkpy.datastream.window import (
     TumblingEventTimeWindows,
     TumblingProcessingTimeWindows,
 )
-from dagster_flinkpy.errors import StalledEventTimeWarning
+from dagster_flinkpy.errors import JobGraphError, StalledEventTimeWarning
 from dagster_flinkpy.orchestration.flink_job import flink_job
 
 ROW = Types.ROW_NAMED(["key", "at"], [Types.STRING(), Types.LONG()])
@@ -164,3 +166,28 @@ def test_without_a_stall_there_is_no_warning(tmp_path: Path) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error", StalledEventTimeWarning)
         flink_job(program(united, tmp_path, IDLE, bounded=None), "job")
+
+
+@pytest.mark.parametrize(
+    ("record", "problem"),
+    [
+        (Types.ROW_NAMED(["key", "time"], [Types.STRING(), Types.LONG()]), r"no such field; .*'key', 'time'"),
+        (Types.ROW_NAMED(["at"], [Types.STRING()]), r"the field is Types\.STRING\(\); .*map\(\)"),
+        (Types.ROW_NAMED(["at"], [Types.SQL_DATE()]), r"the field is Types\.SQL_DATE\(\); .*map\(\)"),
+        (Types.PICKLED_BYTE_ARRAY(), "needs records with fields"),
+    ],
+)
+def test_a_field_that_is_no_time_is_refused_where_it_is_declared(record: TypeInformation, problem: str) -> None:
+    env = StreamExecutionEnvironment.get_execution_environment()
+    with pytest.raises(JobGraphError, match=rf"with_timestamp_assigner\('at'\).*{problem}"):
+        env.from_source(CollectionSource([], record), WITH_TIME, "records")
+    with pytest.raises(JobGraphError, match=problem):
+        env.from_collection([], record).assign_timestamps_and_watermarks(WITH_TIME)
+
+
+@pytest.mark.parametrize("kind", ["SHORT", "LONG", "SQL_TIMESTAMP", "INSTANT"])
+def test_a_field_of_times_is_taken(kind: str) -> None:
+    env = StreamExecutionEnvironment.get_execution_environment()
+    env.from_source(CollectionSource([], Types.ROW_NAMED(["at"], [getattr(Types, kind)()])), WITH_TIME, "records")
+    pairs = env.from_collection([], Types.TUPLE([Types.STRING(), Types.LONG()]))
+    pairs.assign_timestamps_and_watermarks(WITH_TIME.with_timestamp_assigner("f1"))

@@ -9,7 +9,7 @@ from pathlib import Path
 import pyarrow.parquet as pq
 import pytest
 
-from dagster_flinkpy.common import Configuration, Instant, Row, Types, WatermarkStrategy
+from dagster_flinkpy.common import Configuration, Instant, Row, Types
 from dagster_flinkpy.connectors import ParquetSink
 from dagster_flinkpy.datastream import KeyedProcessFunction, OutputTag, ProcessFunction, StreamExecutionEnvironment
 from dagster_flinkpy.datastream.functions import RuntimeContext
@@ -114,14 +114,6 @@ def test_a_keyed_stream_gives_keys_and_records_as_pyflink_does() -> None:
     assert rows.key_by("id").execute_and_collect(limit=1) == [Row(f0=1, f1=Row(id=1, name="x"))]
     rows = env.from_collection([Row(1, "x")], Types.ROW_NAMED(["id", "name"], [Types.LONG(), Types.STRING()]))
     assert rows.key_by(("id", "name")).execute_and_collect("both", 1) == [Row(f0=(1, "x"), f1=Row(id=1, name="x"))]
-
-
-def test_a_timestamp_field_that_is_no_number_is_named_with_its_type() -> None:
-    env = local_environment()
-    rows = env.from_collection([("x",)], Types.ROW_NAMED(["at"], [Types.STRING()]))
-    strategy = WatermarkStrategy.for_monotonous_timestamps().with_timestamp_assigner("at")
-    with pytest.raises(TypeMismatchError, match=r"field 'at' is Types\.STRING\(\); it must be an integer"):
-        list(rows.assign_timestamps_and_watermarks(strategy).execute_and_collect())
 
 
 def test_a_keyed_stream_keeps_the_order_of_records() -> None:

@@ -1,4 +1,4 @@
-"""Finds inputs that hold event time back for ever, before a program runs."""
+"""Finds what is wrong with event time before a program runs: fields that are no times, inputs that hold it back."""
 
 from __future__ import annotations
 
@@ -7,6 +7,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
+from dagster_flinkpy.common.basic_type_info import BasicTypeInfo
+from dagster_flinkpy.common.composite_type_info import RowTypeInfo, TupleTypeInfo
+from dagster_flinkpy.common.type_information import TypeInformation
 from dagster_flinkpy.common.watermark_strategy import WatermarkStrategy
 from dagster_flinkpy.datastream.operator_specs import (
     OperatorSpec,
@@ -21,9 +24,9 @@ from dagster_flinkpy.datastream.window_triggers import (
     PurgingTrigger,
     Trigger,
 )
-from dagster_flinkpy.errors import StalledEventTimeWarning
+from dagster_flinkpy.errors import JobGraphError, StalledEventTimeWarning
 
-__all__ = ["EventTimeStall", "find_stalls", "warn_of_stalls", "without_event_time"]
+__all__ = ["EventTimeStall", "check_timestamp_field", "find_stalls", "warn_of_stalls", "without_event_time"]
 
 _WITHOUT_TIMERS = "dagster_flinkpy.datastream.functions"
 """The module of the `on_timer` methods that do nothing."""
@@ -54,6 +57,28 @@ class EventTimeStall:
         return (
             f"{what}, or WatermarkStrategy.no_watermarks().with_idleness(Duration.of_minutes(1)), with which others do "
             f"not wait for {it}"
+        )
+
+
+def check_timestamp_field(strategy: WatermarkStrategy, type_info: TypeInformation) -> None:
+    """Raises `JobGraphError` if the field that is to give the event time of records is missing or no time."""
+    name = strategy.timestamp_assigner
+    if not isinstance(name, str):
+        return
+    what = f"with_timestamp_assigner({name!r})"
+    if not isinstance(type_info, RowTypeInfo | TupleTypeInfo):
+        raise JobGraphError(
+            f"{what} needs records with fields, not {type_info}: declare output_type=Types.ROW_NAMED(...) on the "
+            "operator before it, or give a TimestampAssigner"
+        )
+    fields = dict(zip(type_info.field_names, type_info.field_types, strict=True))
+    if name not in fields:
+        raise JobGraphError(f"{what}: no such field; the stream has {list(fields)}")
+    kind = fields[name]
+    if not isinstance(kind, BasicTypeInfo) or not kind.arrow_name.startswith(("int", "timestamp")):
+        raise JobGraphError(
+            f"{what}: the field is {kind}; it must be a whole number, the milliseconds since 1970, or a "
+            "Types.SQL_TIMESTAMP() or Types.INSTANT(): convert it with map(), or give a TimestampAssigner"
         )
 
 

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import logging
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from dagster_flinkpy.common.typeinfo import RowTypeInfo
 from dagster_flinkpy.common.watermark_strategy import MAX_WATERMARK, TimestampAssigner, WatermarkStrategy
 from dagster_flinkpy.datastream.operator_specs import TimestampsSpec
 from dagster_flinkpy.errors import TypeMismatchError, shorten
@@ -100,22 +99,9 @@ class EventTime:
                 value = batch.value_at(last_taken(rows, taken))
                 raise self._operator.user_error(e, "extract_timestamp()", value=value) from e
             return self._to_millis(times, batch)
-        uid = self._operator.context.vertex.uid
-        try:
-            column = pc.struct_field(batch.column, self._assigner)
-        except (pa.ArrowException, TypeError) as e:
-            raise TypeMismatchError(
-                f"operator {uid!r}: no timestamp field {self._assigner!r} in {batch.type_info}"
-            ) from e
+        column = pc.struct_field(batch.column, self._assigner)
         if pa.types.is_timestamp(column.type):
             column = pc.floor_temporal(column, unit="millisecond").cast(pa.timestamp("ms"))
-        elif not pa.types.is_integer(column.type):
-            row_type = cast(RowTypeInfo, batch.type_info)
-            declared = row_type.field_types[row_type.field_names.index(self._assigner)]
-            raise TypeMismatchError(
-                f"operator {uid!r}: timestamp field {self._assigner!r} is {declared}; it must be an integer, the "
-                "milliseconds since 1970, or a Types.SQL_TIMESTAMP() or Types.INSTANT()"
-            )
         filled: np.ndarray[Any, Any] = pc.fill_null(column.cast(pa.int64()), NO_TIMESTAMP).to_numpy()
         return filled
 

@@ -92,11 +92,6 @@ def test_what_an_earlier_epoch_has_warned_of_is_not_said_again(caplog: pytest.Lo
     assert len(caplog.records) == 1
 
 
-def test_a_date_is_no_event_time(tmp_path: Path) -> None:
-    with pytest.raises(TypeMismatchError, match=r"'at' is .*SQL_DATE.*an integer, the milliseconds"):
-        times_of(tmp_path, pa.array([1], pa.date32()))
-
-
 class Returned(TimestampAssigner):
     """Returns the same for each record."""
 
