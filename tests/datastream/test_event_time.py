@@ -70,6 +70,10 @@ def with_timers(orders: DataStream, dimension: DataStream) -> None:
     orders.key_by("key").connect(dimension.key_by("key")).process(Timers(), ROW).uid("timers")
 
 
+def static(orders: DataStream, dimension: DataStream) -> None:
+    connected(orders, dimension.static())
+
+
 def by_processing_time(orders: DataStream, dimension: DataStream) -> None:
     keyed = orders.union(dimension).key_by("key")
     keyed.window(TumblingProcessingTimeWindows(1000)).reduce(lambda a, b: a).uid("windows")
@@ -110,8 +114,9 @@ def test_an_input_that_holds_event_time_back_is_named(build: Build, at: str, wai
         (united, SILENT, True),
         (by_processing_time, SILENT, False),
         (timestamped, SILENT, False),
+        (static, SILENT, False),
     ],
-    ids=["watermarks", "idle", "bounded", "processing time", "timestamps later"],
+    ids=["watermarks", "idle", "bounded", "processing time", "timestamps later", "static"],
 )
 def test_others_are_not(build: Build, strategy: WatermarkStrategy, bounded: bool, tmp_path: Path) -> None:
     assert find_stalls(program(build, tmp_path, strategy, bounded=bounded).get_job_graph()) == []

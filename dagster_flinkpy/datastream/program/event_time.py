@@ -99,7 +99,7 @@ def find_stalls(graph: JobGraph) -> list[EventTimeStall]:
         if isinstance(spec, SourceSpec):
             gives[uid] = _generates(spec.watermark_strategy)
             idle = spec.watermark_strategy.idle_timeout is not None
-            if not gives[uid] and not idle and getattr(spec.source, "bounded", None) is False:
+            if not (gives[uid] or idle or spec.static) and getattr(spec.source, "bounded", None) is False:
                 silent[uid] = frozenset([uid])
         elif isinstance(spec, TimestampsSpec) and _generates(spec.watermark_strategy):
             gives[uid], silent[uid] = True, frozenset()

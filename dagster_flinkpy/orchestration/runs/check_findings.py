@@ -224,7 +224,7 @@ def _event_time(view: _View) -> CheckFinding:
 
     def silent(uid: str) -> list[str]:
         """Returns the nearest inputs that have no event time while others beside them have."""
-        inputs = list(dict.fromkeys(edge.source for edge in graph.inputs(uid)))
+        inputs = list(dict.fromkeys(edge.source for edge in graph.inputs(uid) if edge.source not in graph.static_uids))
         without = [each for each in inputs if watermark(each) is None]
         further = [found for each in without for found in silent(each)]
         return list(dict.fromkeys(further)) or (without if len(without) < len(inputs) else [])

@@ -427,6 +427,23 @@ def test_what_holds_event_time_back_is_named(ends: bool, deployment: Deployment)
         assert re.search("'dimension', which gives no watermarks, with [1-9] rows in state", str(windows.description))
 
 
+def test_a_source_that_has_read_nothing_yet_beside_a_static_input_is_no_fault(deployment: Deployment) -> None:
+    def joined() -> StreamExecutionEnvironment:
+        env = environment(2)
+        by_time = WatermarkStrategy.for_monotonous_timestamps().with_timestamp_assigner("time")
+        source = ParquetSource(str(deployment.folder / "events"), row_type=EVENT)
+        orders = env.from_source(source, by_time, "events").uid("events")
+        dimension = events(env, [("a", 0, 1)], uid="dimension", strategy=WatermarkStrategy.no_watermarks()).static()
+        orders.connect(dimension).process(Either(), EVENT).uid("both")
+        return env
+
+    (deployment.folder / "events").mkdir()
+    deployment.env = joined  # type: ignore[method-assign]
+    deployment.run()
+    found = deployment.check("event_time")[AssetKey(["words", "both"])]
+    assert (found.passed, found.description) == (True, "There is no event time yet.")
+
+
 class Waits(KeyedProcessFunction):
     def process_element(self, value: Any, ctx: KeyedProcessFunction.Context) -> None:
         ctx.timer_service().register_event_time_timer(1000)
