@@ -8,11 +8,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 
+from dagster_flinkpy.datastream.program import code_pickling
 from dagster_flinkpy.datastream.program.job_graph import JobGraph
 from dagster_flinkpy.errors import ConfigurationError, StoreUnreachableError
 from dagster_flinkpy.runtime.epoch import EpochJob
 from dagster_flinkpy.runtime.python_environment import installed
-from dagster_flinkpy.spark import code_pickling
 from dagster_flinkpy.spark.user_modules import user_modules_by_value
 from dagster_flinkpy.storage import StorageLocation
 from dagster_flinkpy.storage.lease import LEADER_KEY

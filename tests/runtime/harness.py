@@ -20,7 +20,8 @@ from dagster_flinkpy.common.clock import Clock, SystemClock
 from dagster_flinkpy.common.exchange_options import ExchangeMode, ExchangeOptions
 from dagster_flinkpy.datastream.connectors.base import SourceSplit
 from dagster_flinkpy.datastream.data_stream import DataStream
-from dagster_flinkpy.datastream.operator_specs import CollectSpec
+from dagster_flinkpy.datastream.operator_specs import CollectSpec, OperatorSpec
+from dagster_flinkpy.datastream.program.given import Given
 from dagster_flinkpy.datastream.program.job_graph import JobGraph
 from dagster_flinkpy.datastream.program.transformation import Transformation
 from dagster_flinkpy.errors import UserFunctionError
@@ -139,7 +140,9 @@ def run_epoch(job: EpochJob, order: Order = spark_order, **options: Any) -> Epoc
 
 def collect_graph(stream: DataStream) -> JobGraph:
     """Returns the program of a stream, with a collect operator at its end."""
-    collect = Transformation("Collect", CollectSpec(), [stream._upstream.inputs], stream.get_type(), uid="collect")
+    collect = Transformation(
+        "Collect", Given[OperatorSpec](CollectSpec()), [stream._upstream.inputs], stream.get_type(), uid="collect"
+    )
     program = stream._upstream.program
     return program.build([*program.transformations, collect])
 

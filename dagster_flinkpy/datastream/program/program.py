@@ -36,6 +36,7 @@ from dagster_flinkpy.datastream.operator_specs import (
 )
 from dagster_flinkpy.datastream.program.event_time import warn_of_stalls
 from dagster_flinkpy.datastream.program.execution import ExecutionSettings, JobExecutionResult, get_executor
+from dagster_flinkpy.datastream.program.given import Given
 from dagster_flinkpy.datastream.program.job_graph import (
     JobEdge,
     JobGraph,
@@ -54,7 +55,7 @@ __all__ = ["FORWARD", "ExecutionEnvironment", "StreamProgram", "Upstream"]
 
 S = TypeVar("S")
 
-FORWARD = StreamPartitioner(PartitionerKind.FORWARD)
+FORWARD = Given(StreamPartitioner(PartitionerKind.FORWARD))
 """How the next operator reads a stream without a partitioner."""
 
 
@@ -130,7 +131,7 @@ class StreamProgram(Generic[S]):
             raise ConfigurationError(f"operator {name!r} needs a type from Types.*, not {output_type!r}")
         transformation = Transformation(
             name,
-            spec,
+            Given(spec),
             [upstream.inputs for upstream in inputs],
             output_type or PickledBytesTypeInfo(),
             default_parallelism=self.parallelism,
@@ -178,7 +179,7 @@ class StreamProgram(Generic[S]):
                 for i in united:
                     source = uids[id(i.transformation)]
                     edge_id = len(edges)
-                    edge = JobEdge(edge_id, source, uids[id(t)], index, i.partitioner, i.type_info, i.side_output)
+                    edge = JobEdge(edge_id, source, uids[id(t)], index, i.given.as_given(), i.type_info, i.side_output)
                     edges.append(replace(edge, blocking=i.blocking, retain=i.retain))
         graph = build_job_graph(vertices, edges)
         for uid in self.migrations:
@@ -215,7 +216,7 @@ class StreamProgram(Generic[S]):
         return JobVertex(
             uid=uid,
             name=t.name,
-            spec=self._fit(t.spec),
+            spec=self._fit(t.given.as_given()),
             parallelism=parallelism,
             max_parallelism=key_groups,
             max_parallelism_set=max_parallelism is not None,
@@ -343,7 +344,8 @@ class Upstream(Generic[S]):
 
     def partitioned(self, partitioner: StreamPartitioner) -> Upstream[S]:
         """Returns the same outputs, partitioned in another way."""
-        return replace(self, inputs=tuple(i.with_partitioner(partitioner) for i in self.inputs), keyed=False)
+        given = Given(partitioner)
+        return replace(self, inputs=tuple(replace(i, given=given) for i in self.inputs), keyed=False)
 
     def key_by(self, key_selector: Selector, key_type: TypeInformation | None = None) -> Upstream[S]:
         """Returns the same outputs, partitioned by key.
@@ -452,4 +454,5 @@ def _uids(transformations: Sequence[Transformation]) -> dict[int, str]:
 
 def _collect(upstream: Upstream[Any], uid: str | None) -> Transformation:
     # One subtask, as in Flink, so that the records of one subtask upstream stay in order.
-    return Transformation("Collect", CollectSpec(), [upstream.inputs], upstream.type_info, uid=uid, parallelism=1)
+    collect = Given[OperatorSpec](CollectSpec())
+    return Transformation("Collect", collect, [upstream.inputs], upstream.type_info, uid=uid, parallelism=1)

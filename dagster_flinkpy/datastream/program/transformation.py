@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import sys
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from datetime import timedelta
 
 from dagster_flinkpy.common.typeinfo import TypeInformation
 from dagster_flinkpy.datastream.operator_specs import OperatorSpec
+from dagster_flinkpy.datastream.program.given import Given
 from dagster_flinkpy.datastream.program.job_graph import StreamPartitioner
 from dagster_flinkpy.datastream.slot_sharing_group import SlotSharingGroup
 
@@ -31,7 +32,8 @@ class Transformation:
     """An operator as the user declares it; mutable until the graph is built."""
 
     name: str
-    spec: OperatorSpec
+    given: Given[OperatorSpec]
+    """What it does."""
     inputs: list[tuple[Input, ...]]
     """For each input of the operator, the streams that are united in it."""
     output_type: TypeInformation
@@ -47,13 +49,19 @@ class Transformation:
     declared_at: tuple[str, int] | None = field(default_factory=_declared_at)
     """File and line of the program; None if they are not known."""
 
+    @property
+    def spec(self) -> OperatorSpec:
+        """What it does."""
+        return self.given.value
+
 
 @dataclass(frozen=True)
 class Input:
     """An output of a transformation and how it reaches the next one."""
 
     transformation: Transformation
-    partitioner: StreamPartitioner
+    given: Given[StreamPartitioner]
+    """How it is partitioned."""
     side_output: str | None = None
     blocking: bool = False
     """Whether the output is written to the store, for another pipelined region to read."""
@@ -61,12 +69,13 @@ class Input:
     """How long it is kept there after it was read."""
 
     @property
+    def partitioner(self) -> StreamPartitioner:
+        """How it is partitioned."""
+        return self.given.value
+
+    @property
     def type_info(self) -> TypeInformation:
         """The type of the records."""
         if self.side_output is None:
             return self.transformation.output_type
         return self.transformation.side_outputs[self.side_output]
-
-    def with_partitioner(self, partitioner: StreamPartitioner) -> Input:
-        """Returns the same output, partitioned in another way."""
-        return replace(self, partitioner=partitioner)

@@ -9,6 +9,7 @@ from dagster_flinkpy.common.arguments import check_argument, check_name
 from dagster_flinkpy.common.no_effect import no_effect
 from dagster_flinkpy.datastream.connectors.reader_source import ReaderSource
 from dagster_flinkpy.datastream.operator_specs import SourceSpec, SparkSourceSpec
+from dagster_flinkpy.datastream.program.given import Given
 from dagster_flinkpy.datastream.program.transformation import Transformation
 from dagster_flinkpy.datastream.slot_sharing_group import SlotSharingGroup
 from dagster_flinkpy.errors import JobGraphError
@@ -112,7 +113,7 @@ class StreamSettings(OperatorSettings):
                 f"source {operator.name!r} is static, so nobody waits for its event time: give it "
                 "WatermarkStrategy.no_watermarks()"
             )
-        operator.spec = replace(spec, static=True)
+        operator.given = Given(replace(spec, static=True))
         return self
 
     def force_non_parallel(self: S) -> S:

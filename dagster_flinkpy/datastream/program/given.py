@@ -1,0 +1,42 @@
+"""What a program was given, as it was then: PyFlink pickles functions when they are given to a stream."""
+
+from __future__ import annotations
+
+import pickle
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Any, Generic, TypeVar
+
+from dagster_flinkpy.datastream.program import code_pickling
+
+__all__ = ["Given"]
+
+T = TypeVar("T")
+
+
+@dataclass
+class Given(Generic[T]):
+    """A value with user code, which keeps the variables that the code reads as they were.
+
+    So functions that are made in a loop have each its own value of the loop's variable, as in PyFlink. Code whose
+    variables have not changed stays the same object, and one that cannot be pickled, too: a program in one process may
+    share it with its functions.
+    """
+
+    value: T
+    _pickled: bytes | None = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        self._pickled = _pickled(self.value)
+
+    def as_given(self) -> T:
+        """Returns the value as it was when the program was given it."""
+        if self._pickled is not None and self._pickled != _pickled(self.value):
+            self.value, self._pickled = pickle.loads(self._pickled), None
+        return self.value
+
+
+def _pickled(value: Any) -> bytes | None:
+    with suppress(Exception):  # of whatever the code refers to
+        return code_pickling.dumps(value)
+    return None

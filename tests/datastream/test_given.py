@@ -1,0 +1,60 @@
+"""A program keeps functions as they were when it was given them."""
+
+# ruff: noqa: B023  # that is what it tries
+
+from __future__ import annotations
+
+import threading
+
+from dagster_flinkpy.common import Types
+from dagster_flinkpy.datastream import StreamExecutionEnvironment
+from dagster_flinkpy.datastream.program.given import Given
+
+PAIR = Types.TUPLE([Types.LONG(), Types.LONG()])
+
+
+def test_functions_made_in_a_loop_have_each_its_own_variable() -> None:
+    env = StreamExecutionEnvironment.get_execution_environment().set_parallelism(1)
+    numbers = env.from_collection([1, 2, 3], Types.LONG())
+    results = [numbers.filter(lambda n: n > least).map(lambda n: (least, n), PAIR) for least in (0, 2)]
+    assert sorted(results[0].union(results[1]).execute_and_collect()) == [(0, 1), (0, 2), (0, 3), (2, 3)]
+
+
+def test_keys_chosen_in_a_loop_have_each_its_own_variable() -> None:
+    env = StreamExecutionEnvironment.get_execution_environment().set_parallelism(1)
+    numbers = env.from_collection([1, 2, 3, 4], Types.LONG())
+    keyed = [numbers.key_by(lambda n: n % divisor, Types.LONG()) for divisor in (1, 4)]
+    sums = [stream.reduce(lambda a, b: a + b).uid(f"sum_{i}") for i, stream in enumerate(keyed)]
+    assert sorted(sums[0].union(sums[1]).execute_and_collect()) == [1, 1, 2, 3, 3, 4, 6, 10]
+
+
+def test_channels_chosen_in_a_loop_have_each_its_own_variable() -> None:
+    env = StreamExecutionEnvironment.get_execution_environment().set_parallelism(3)
+    numbers = env.from_collection([1, 2], Types.LONG()).set_parallelism(1)
+    for subtask in (0, 2):
+        numbers.partition_custom(lambda key, n: subtask, lambda n: n).print()
+    partitioners = [edge.partitioner.custom for edge in env.get_job_graph().edges if edge.partitioner.custom]
+    assert [partitioner(1, 3) for partitioner in partitioners] == [0, 2]
+
+
+def test_code_that_has_not_changed_is_the_same_object() -> None:
+    seen = list[int]()
+
+    def note(number: int) -> None:
+        seen.append(number)
+
+    assert Given(note).as_given() is note
+
+
+def test_code_that_has_changed_is_as_it_was_each_time() -> None:
+    factor = 2
+    given = Given(lambda n: n * factor)
+    factor = 3
+    assert given.as_given()(1) == 2
+    assert given.as_given()(1) == 2
+
+
+def test_what_cannot_be_pickled_is_taken_as_it_is() -> None:
+    lock = threading.Lock()
+    given = Given(lambda: lock)
+    assert given.as_given()() is lock
