@@ -13,7 +13,6 @@ from functools import lru_cache
 
 import numpy as np
 import numpy.typing as npt
-from numpy.lib.stride_tricks import sliding_window_view
 
 from dagster_flinkpy.flink_savepoint.byte_reader import ByteReader
 
@@ -61,20 +60,20 @@ def read_entries(reader: ByteReader, prefix: bytes) -> Entries:
     starts, reader.position = _starts(reader, len(prefix))
     view = np.frombuffer(reader.data, np.uint8)
     keys = starts + 4
-    key_ends = keys + _lengths_at(view, starts)
+    key_ends = keys + _lengths_at(reader.data, starts)
     values = key_ends + 4
     wrong = (view[keys] & (_END_OF_STATE - 1)) != prefix[0]
     if len(prefix) > 1:
         wrong |= view[keys + 1] != prefix[1]
     if wrong.any():
         raise reader.corrupt("a key is of another key group")
-    return Entries(reader.data, keys, key_ends, values, values + _lengths_at(view, key_ends))
+    return Entries(reader.data, keys, key_ends, values, values + _lengths_at(reader.data, key_ends))
 
 
-def _lengths_at(view: Bytes, starts: Ints) -> Ints:
+def _lengths_at(data: bytes, starts: Ints) -> Ints:
     """Returns the lengths that are written at some positions."""
-    rows = np.ascontiguousarray(sliding_window_view(view, 4)[starts])
-    return rows.view(">u4")[:, 0].astype(np.int64)
+    at_each_byte = np.ndarray(len(data) - 3, ">u4", data, strides=1)
+    return at_each_byte[starts].astype(np.int64)
 
 
 def _starts(reader: ByteReader, prefix: int) -> tuple[Ints, int]:
