@@ -15,6 +15,7 @@ from dagster import (
     AssetKey,
     AssetMaterialization,
     AssetObservation,
+    AssetsDefinition,
     DagsterInstance,
     DagsterRun,
     DefaultSensorStatus,
@@ -107,6 +108,7 @@ __all__ = [
     "last_evaluation",
     "record_at_once",
     "run_of",
+    "steps_of_job",
     "switch_sensor",
 ]
 
@@ -144,6 +146,11 @@ def run_of(context: AssetExecutionContext) -> DagsterRun | None:
         return context.run
     except DagsterInvalidPropertyError:
         return None
+
+
+def steps_of_job(context: AssetExecutionContext) -> list[AssetsDefinition]:
+    """Returns what each step of the job of a run materializes or checks. Dagster does not promise ``asset_layer``."""
+    return [each.assets_def for each in context.job_def.asset_layer.data]
 
 
 def record_at_once(context: AssetExecutionContext, event: AssetMaterialization | AssetObservation) -> None:

@@ -28,6 +28,7 @@ from dagster_flinkpy.orchestration.dagster_internals import (
     extract_data_version_from_entry,
     get_input_data_version_tag,
     get_input_event_pointer_tag,
+    steps_of_job,
 )
 from dagster_flinkpy.orchestration.failure import flink_failures
 from dagster_flinkpy.orchestration.job_assets import JobAssets
@@ -106,8 +107,7 @@ class JobRun:
             by_checks: Whether a step that only checks it counts.
         """
         own = set(self.context.assets_def.keys)
-        steps = [each.assets_def for each in self.context.job_def.asset_layer.data]
-        others = [each for each in steps if not own & set(each.keys) and (each.keys or by_checks)]
+        others = [each for each in steps_of_job(self.context) if not own & set(each.keys) and (each.keys or by_checks)]
         return self.is_selected(spec) and any(spec.key in each.keys_by_input_name.values() for each in others)
 
     def unchanged_result(
