@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, cast
 
 from dagster_flinkpy.common.typeinfo import PickledBytesTypeInfo, TypeInformation
@@ -127,6 +127,10 @@ class OperatorSpec:
     def user_functions(self) -> list[Any]:
         """Returns the user's code in it, which has to be shipped to the workers."""
         return []
+
+    def on_workers(self) -> OperatorSpec:
+        """Returns it without code that runs on the driver only."""
+        return self
 
 
 @dataclass(frozen=True)
@@ -427,6 +431,9 @@ class SparkSourceSpec(SourceSpec):
     def user_functions(self) -> list[Any]:
         return [self.source.df_factory, self.watermark_strategy.timestamp_assigner]
 
+    def on_workers(self) -> SparkSourceSpec:
+        return replace(self, source=self.source.on_workers())
+
 
 class SparkTransformSpec(BlockingEdgeSourceSpec):
     """A function of Spark DataFrames at the start of a pipelined region; its input edges are blocking."""
@@ -436,6 +443,9 @@ class SparkTransformSpec(BlockingEdgeSourceSpec):
 
     def user_functions(self) -> list[Any]:
         return [self.source.function]
+
+    def on_workers(self) -> SparkTransformSpec:
+        return replace(self, source=self.source.on_workers())
 
 
 @dataclass(frozen=True)

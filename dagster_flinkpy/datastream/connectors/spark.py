@@ -60,8 +60,9 @@ class SparkSource(Source):
     def continuous(self) -> SparkSource:
         return replace(self, bounded=False) if self.bounded is None else self
 
-    def __reduce__(self) -> tuple[Any, ...]:
-        return type(self), (None, self.type_info, self.location, self.uid)
+    def on_workers(self) -> SparkSource:
+        """Returns the source without the function."""
+        return replace(self, df_factory=None)
 
 
 @dataclass(frozen=True)
@@ -94,8 +95,9 @@ class SparkTransform(BlockingEdgeSource):
         """Yields structs of ``value`` and ``timestamp``."""
         return call_registered("blocking_edge_reader", self.location, self.uid, split, self.produced_type)
 
-    def __reduce__(self) -> tuple[Any, ...]:
-        return type(self), (self.sink_uid, self.type_info, self.location, None, None, self.uid)
+    def on_workers(self) -> SparkTransform:
+        """Returns the source without the function."""
+        return replace(self, function=None, input_type=None)
 
 
 def check_transform_types(input_type: TypeInformation, output_type: RowTypeInfo | None) -> RowTypeInfo | TupleTypeInfo:

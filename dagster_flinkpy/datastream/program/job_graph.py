@@ -135,8 +135,8 @@ class JobVertex:
     """File and line of the program that declare it; None if they are not known."""
 
     def __getstate__(self) -> dict[str, Any]:
-        """Leaves the migrations out: only the driver needs them, and tasks may not have their code."""
-        return {**self.__dict__, "migrations": ()}
+        """Leaves out what only the driver needs: tasks may not have its code."""
+        return {**self.__dict__, "spec": self.spec.on_workers(), "migrations": ()}
 
 
 @dataclass(frozen=True)
