@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import pickle
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -29,6 +30,7 @@ from dagster_flinkpy.datastream.operator_specs import (
     Selector,
     SparkTransformSpec,
 )
+from dagster_flinkpy.datastream.program import code_pickling
 from dagster_flinkpy.datastream.program.python_dependencies import PythonDependencies
 from dagster_flinkpy.datastream.slot_sharing_group import SlotSharingGroup
 from dagster_flinkpy.errors import (
@@ -135,8 +137,14 @@ class JobVertex:
     """File and line of the program that declare it; None if they are not known."""
 
     def __getstate__(self) -> dict[str, Any]:
-        """Leaves out what only the driver needs: tasks may not have its code."""
-        return {**self.__dict__, "spec": self.spec.on_workers(), "migrations": ()}
+        """Leaves out what only the driver needs: tasks may not have its code.
+
+        The spec is a pickle of its own, so that operators which were given the same function do not share it.
+        """
+        return {**self.__dict__, "spec": code_pickling.dumps(self.spec.on_workers()), "migrations": ()}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state, spec=pickle.loads(state["spec"]))
 
 
 @dataclass(frozen=True)
