@@ -12,12 +12,12 @@ from deltalake.exceptions import CommitFailedError, DeltaError, TableNotFoundErr
 
 from dagster_flinkpy.connectors.columns.column_types import columns_of
 from dagster_flinkpy.connectors.commit.checkpoint_committer import StagedCheckpoint
-from dagster_flinkpy.connectors.delta.entries import check_log, entries, entry_name
+from dagster_flinkpy.connectors.delta.entries import check_log, entries, entry_name, read_entry
 from dagster_flinkpy.connectors.delta.rules import Change, check_rules
 from dagster_flinkpy.connectors.delta.sink import DeltaSink
 from dagster_flinkpy.connectors.lake.committer import LOOKS, LakeTarget
-from dagster_flinkpy.datastream.connectors.base import CommitterInitContext
-from dagster_flinkpy.errors import CommittableLostError, ConfigurationError, StorageError
+from dagster_flinkpy.datastream.connectors.base import CommitterInitContext, Json
+from dagster_flinkpy.errors import CommittableLostError, ConfigurationError, ObjectNotFoundError, StorageError
 from dagster_flinkpy.storage import StorageLocation
 from dagster_flinkpy.storage.s3 import found_keys
 
@@ -26,7 +26,6 @@ __all__ = ["DIGEST", "DeltaTarget", "row_count", "storage_options", "table_url"]
 DIGEST = "flinkpy.digest"
 """The entry of a version that tells which committables it has added."""
 _RETENTION = "delta.setTransactionRetentionDuration"
-_VERSIONS = 50
 _CLOCK_SKEW_MS = 3_600_000
 
 
@@ -164,30 +163,32 @@ class DeltaTarget(LakeTarget[DeltaTable]):
         return 0 if files is None and self.last(table) == 0 else files
 
     def has(self, table: DeltaTable, checkpoint: StagedCheckpoint) -> bool:
-        limit, checkpoint_id, staged_ms = _VERSIONS, checkpoint.checkpoint_id, checkpoint.staged_ms
-        while True:
-            versions = table.history(limit)
-            if any(version.get(DIGEST) == checkpoint.digest for version in versions):
+        # Not by history(), in which delta-rs holds the GIL: with a slow store, nobody would renew the lease meanwhile.
+        there = entries(self._store)
+        first = there[0] if there else "a checkpoint"
+        for key in reversed(there):
+            try:
+                actions = read_entry(self._what, self._store, key)
+            except ObjectNotFoundError:  # somebody is just cleaning the log up, from its beginning
+                first = "a newer entry"
+                break
+            said: Json = next((action["commitInfo"] for action in actions if "commitInfo" in action), {})
+            if said.get(DIGEST) == checkpoint.digest:
                 return True
-            oldest = versions[-1] if versions else {}  # some writers say nothing about their versions
-            if oldest.get("timestamp", staged_ms) < staged_ms - _CLOCK_SKEW_MS:
+            # Some writers say nothing about their versions.
+            if said.get("timestamp", checkpoint.staged_ms) < checkpoint.staged_ms - _CLOCK_SKEW_MS:
                 return False
-            if limit > table.version():
-                if oldest.get("version", 1) <= 0:  # below 0 if somebody has committed meanwhile
-                    return False
-                first = min(entries(self._store), default="a checkpoint")
-                if first == entry_name(0):
-                    return False
-                last = table.transaction_version(self.app_id)
-                if last is not None and last < checkpoint_id:  # ids only grow, unless a job begins anew
-                    return False
-                raise CommittableLostError.of(
-                    checkpoint_id,
-                    f"cannot tell whether table {self._sink.location.url} has the rows that sink "
-                    f"{self._context.uid!r} staged for checkpoint {checkpoint_id}: its log begins with "
-                    f"{first}, which is newer. Look for them",
-                )
-            limit *= 4
+        if first == entry_name(0):
+            return False
+        last = table.transaction_version(self.app_id)
+        if last is not None and last < checkpoint.checkpoint_id:  # ids only grow, unless a job begins anew
+            return False
+        raise CommittableLostError.of(
+            checkpoint.checkpoint_id,
+            f"cannot tell whether table {self._sink.location.url} has the rows that sink "
+            f"{self._context.uid!r} staged for checkpoint {checkpoint.checkpoint_id}: its log begins with "
+            f"{first}, which is newer. Look for them",
+        )
 
 
 def row_count(sink: DeltaSink) -> int | None:
