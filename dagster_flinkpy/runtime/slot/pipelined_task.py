@@ -84,6 +84,10 @@ class PipelinedTask(StreamTask):
         """Whether it has not asked for the next part of the epoch that is open."""
         self._readers: dict[str, SourceReaderOperator] = {}
         """The operators of its sources that read on until the next part of an epoch is there, by uid."""
+        self._reads_on = False
+        """Whether all of its sources are such."""
+        self._given = self._taken = 0
+        """The epoch of which sources were last given a part, and of which they have last begun one."""
 
     def open(self) -> None:
         self.unsent = True
@@ -93,6 +97,8 @@ class PipelinedTask(StreamTask):
                 self._readers[task.vertex.uid] = task.operator
                 task.operator.is_called = lambda: bool(self._to_read)
                 task.operator.on_available = lambda: self._later(self._poll_again)
+        sources = [uid for uid, task in self._tasks.items() if isinstance(task.operator, SourceOperator)]
+        self._reads_on = bool(sources) and self._readers.keys() >= {*sources}
         self._selects = any(task.selects for task in self._tasks.values())
         self._block()  # static inputs come first
 
@@ -108,6 +114,9 @@ class PipelinedTask(StreamTask):
         self._poll_again()
         self.stop_reading(stops=False)
         new, self._begun = epoch.checkpoint_id != self._begun, epoch.checkpoint_id
+        if epoch.open and self._reads_on and epoch.checkpoint_id == self._given:
+            self.send_event({})  # at once: its output may be full until others, which wait for it to ask, have more
+        self._given = epoch.checkpoint_id
         if new:
             for task in self._entered(self._tasks.values()):
                 task.add_epoch(epoch)
@@ -173,7 +182,8 @@ class PipelinedTask(StreamTask):
         if self._reading is None:
             epoch = self._to_read.popleft()
             self._reading, self._open = self._read(epoch), epoch.open
-            self._asks = epoch.open
+            has_asked = self._reads_on and epoch.checkpoint_id == self._taken  # see begin()
+            self._asks, self._taken = epoch.open and not has_asked, epoch.checkpoint_id
             self._ask()
         try:
             next(self._reading)
