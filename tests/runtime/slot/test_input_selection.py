@@ -16,7 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dagster_flinkpy.checkpoint.coordinator.coordinator_config import CoordinatorConfig
-from dagster_flinkpy.common import Types
+from dagster_flinkpy.common import Types, WatermarkStrategy
 from dagster_flinkpy.common.exchange_options import ExchangeOptions
 from dagster_flinkpy.datastream import (
     CheckpointedFunction,
@@ -32,13 +32,16 @@ from dagster_flinkpy.datastream.program.job_graph import JobGraph
 from dagster_flinkpy.datastream.state import ListStateDescriptor, ValueStateDescriptor
 from dagster_flinkpy.datastream.window import CountTumblingWindowAssigner
 from dagster_flinkpy.errors import ConfigurationError, TypeMismatchError
+from dagster_flinkpy.runtime.exchange import result_partition
 from dagster_flinkpy.runtime.master.job import JobAttempt, JobConfig
 from dagster_flinkpy.runtime.shuffle.batch import StreamBatch
 from dagster_flinkpy.runtime.shuffle.wire import Kind
+from dagster_flinkpy.runtime.slot import deployment
 from dagster_flinkpy.runtime.task.selected_inputs import SelectedInputs, Waiting
 from dagster_flinkpy.storage import StorageLocation
 from tests.examples import examples
 from tests.pairs import pairs
+from tests.ranges import SIZE, Ranges
 from tests.runtime.harness import HarnessAttempt, collect_graph, collected
 from tests.runtime.programs import environment, events
 from tests.runtime.slot.test_live_failures import restarts
@@ -274,6 +277,31 @@ def test_when_all_selected_inputs_have_ended_the_others_are_read(tmp_path: Path)
     streams = [events(env, RIGHT, uid=f"s{i}", per_epoch=10).key_by("key") for i in range(3)]
     graph = collect_graph(streams[0].connect(*streams[1:]).process(OneOfThree(), Types.LONG()).uid("selects"))
     assert sorted(values(graph, tmp_path, {})) == sorted(3 * [*range(100, 100 + COUNT)])
+
+
+class First(CoProcessFunction, InputSelectable):
+    def next_selection(self) -> InputSelection:
+        return InputSelection.FIRST
+
+    def process_element1(self, value: Any, ctx: Any) -> Iterable[Any]:
+        yield value
+
+    def process_element2(self, value: Any, ctx: Any) -> Iterable[Any]:
+        yield -value
+
+
+def test_a_full_output_of_an_input_that_waits_does_not_hold_up_the_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first source only ends when the second one has asked for its next part, too."""
+    monkeypatch.setattr(deployment, "CREDIT", 1)
+    monkeypatch.setattr(result_partition, "_FIRST_SIZE", 1)
+    env, none = environment(), WatermarkStrategy.no_watermarks()
+    sources = [env.from_source(Ranges(tmp_path, 3), none, uid).uid(uid).rebalance() for uid in ("left", "right")]
+    graph = collect_graph(sources[0].connect(sources[1]).process(First(), Types.LONG()).uid("selects"))
+    found = values(graph, tmp_path / "job", {"periodic": True})
+    assert found[: 3 * SIZE] == [*range(3 * SIZE)]
+    assert found[3 * SIZE :] == [-n for n in range(3 * SIZE)]
 
 
 class Wrong(Alternates):
