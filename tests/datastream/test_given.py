@@ -4,6 +4,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import threading
 
 from dagster_flinkpy.common import Types
@@ -58,3 +60,8 @@ def test_what_cannot_be_pickled_is_taken_as_it_is() -> None:
     lock = threading.Lock()
     given = Given(lambda: lock)
     assert given.as_given()() is lock
+
+
+def test_importing_streams_does_not_import_the_pickler() -> None:
+    code = "import dagster_flinkpy.datastream, sys; sys.exit('cloudpickle' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code]).returncode == 0

@@ -24,10 +24,12 @@ class Given(Generic[T]):
     """
 
     value: T
+    has_code: bool = field(default=True, compare=False)
+    """Whether there may be user code in it. What has none is not pickled, which spares an import."""
     _pickled: bytes | None = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        self._pickled = _pickled(self.value)
+        self._pickled = _pickled(self.value) if self.has_code else None
 
     def as_given(self) -> T:
         """Returns the value as it was when the program was given it."""

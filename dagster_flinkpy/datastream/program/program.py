@@ -55,7 +55,7 @@ __all__ = ["FORWARD", "ExecutionEnvironment", "StreamProgram", "Upstream"]
 
 S = TypeVar("S")
 
-FORWARD = Given(StreamPartitioner(PartitionerKind.FORWARD))
+FORWARD = Given(StreamPartitioner(PartitionerKind.FORWARD), has_code=False)
 """How the next operator reads a stream without a partitioner."""
 
 
