@@ -142,6 +142,10 @@ class RowTypeInfo(_StructTypeInfo):
         """Returns the names of the fields."""
         return list(self.field_names)
 
+    def get_field_index(self, field_name: str) -> int:
+        """Returns the position of a field."""
+        return self.field_names.index(field_name)
+
     def get_field_types(self) -> list[TypeInformation]:
         """Returns the types of the fields."""
         return list(self.field_types)

@@ -123,16 +123,16 @@ class MapState(State, Generic[K, V]):
         """Returns whether the map has this key."""
 
     @abstractmethod
-    def items(self) -> Iterable[tuple[K, V]]:
-        """Returns all entries."""
+    def items(self) -> Iterator[tuple[K, V]]:
+        """Returns an iterator over all entries."""
 
     @abstractmethod
-    def keys(self) -> Iterable[K]:
-        """Returns the keys of all entries."""
+    def keys(self) -> Iterator[K]:
+        """Returns an iterator over the keys of all entries."""
 
     @abstractmethod
-    def values(self) -> Iterable[V]:
-        """Returns the values of all entries."""
+    def values(self) -> Iterator[V]:
+        """Returns an iterator over the values of all entries."""
 
     @abstractmethod
     def is_empty(self) -> bool:
@@ -151,7 +151,7 @@ class MapState(State, Generic[K, V]):
         return self.contains(key)
 
     def __iter__(self) -> Iterator[K]:
-        return iter(self.keys())
+        return self.keys()
 
 
 class ReducingState(MergingState[T, T]):
@@ -190,16 +190,16 @@ class ReadOnlyBroadcastState(State, Generic[K, V]):
         """Returns whether the map has this key."""
 
     @abstractmethod
-    def items(self) -> Iterable[tuple[K, V]]:
-        """Returns all entries, in the order in which their keys were first put."""
+    def items(self) -> Iterator[tuple[K, V]]:
+        """Returns an iterator over all entries, in the order in which their keys were first put."""
 
     @abstractmethod
-    def keys(self) -> Iterable[K]:
-        """Returns the keys of all entries."""
+    def keys(self) -> Iterator[K]:
+        """Returns an iterator over the keys of all entries."""
 
     @abstractmethod
-    def values(self) -> Iterable[V]:
-        """Returns the values of all entries."""
+    def values(self) -> Iterator[V]:
+        """Returns an iterator over the values of all entries."""
 
     @abstractmethod
     def is_empty(self) -> bool:
@@ -212,7 +212,7 @@ class ReadOnlyBroadcastState(State, Generic[K, V]):
         return self.contains(key)
 
     def __iter__(self) -> Iterator[K]:
-        return iter(self.keys())
+        return self.keys()
 
 
 class BroadcastState(ReadOnlyBroadcastState[K, V]):

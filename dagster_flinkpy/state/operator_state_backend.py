@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -150,17 +150,17 @@ class _Entries:
         """Returns whether there is an entry with this key."""
         return self._encoded(key) in self._entries
 
-    def items(self) -> Iterable[tuple[Any, Any]]:
-        """Returns all entries."""
-        return list(zip(self.keys(), self.values(), strict=True))
+    def items(self) -> Iterator[tuple[Any, Any]]:
+        """Returns an iterator over all entries."""
+        return zip(self.keys(), self.values(), strict=True)
 
-    def keys(self) -> Iterable[Any]:
-        """Returns the keys of all entries."""
-        return list(self._codec.decode_all(list(self._entries)))
+    def keys(self) -> Iterator[Any]:
+        """Returns an iterator over the keys of all entries."""
+        return iter(self._codec.decode_all(list(self._entries)))
 
-    def values(self) -> Iterable[Any]:
-        """Returns the values of all entries."""
-        return list(self._entries.values() if self._own is None else map(self._own, self._entries.values()))
+    def values(self) -> Iterator[Any]:
+        """Returns an iterator over the values of all entries."""
+        return iter([*self._entries.values()] if self._own is None else [*map(self._own, self._entries.values())])
 
     def is_empty(self) -> bool:
         """Returns whether there is no entry."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 from dagster_flinkpy.common.typeinfo import TypeInformation
@@ -260,7 +260,7 @@ class KeyedListState(_Merging, ListState[Any]):
 class KeyedMapState(KeyedState, MapState[Any, Any]):
     """A map per key, whose entries expire separately.
 
-    ``items``, ``keys`` and ``values`` return copies, so a loop may change the map.
+    ``items``, ``keys`` and ``values`` go over copies, so a loop may change the map.
     """
 
     table: MapTable
@@ -328,15 +328,15 @@ class KeyedMapState(KeyedState, MapState[Any, Any]):
         encoded = self._encoded(key)
         return encoded in self._entries([encoded])
 
-    def items(self) -> Iterable[tuple[Any, Any]]:
+    def items(self) -> Iterator[tuple[Any, Any]]:
         entries = self._entries()
-        return list(zip(self.table.codec.decode_all(list(entries)), self._owned(entries), strict=True))
+        return zip(self.table.codec.decode_all(list(entries)), self._owned(entries), strict=True)
 
-    def keys(self) -> Iterable[Any]:
-        return list(self.table.codec.decode_all(list(self._entries())))
+    def keys(self) -> Iterator[Any]:
+        return iter(self.table.codec.decode_all(list(self._entries())))
 
-    def values(self) -> Iterable[Any]:
-        return self._owned(self._entries())
+    def values(self) -> Iterator[Any]:
+        return iter(self._owned(self._entries()))
 
     def is_empty(self) -> bool:
         entries, rules = self.table.entries(self._cell()), self._rules

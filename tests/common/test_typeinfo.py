@@ -424,3 +424,8 @@ def test_a_date_and_time_is_no_instant() -> None:
     timestamp.nanosecond = 2
     with pytest.raises(TypeMismatchError, match=r"SQL_TIMESTAMP keeps microseconds: round it"):
         Types.SQL_TIMESTAMP().to_arrow([naive, timestamp(2024, 1, 1)])
+
+
+def test_the_position_of_a_field_is_found_by_its_name() -> None:
+    row = Types.ROW_NAMED(["a", "b"], [Types.LONG(), Types.STRING()])
+    assert [row.get_field_index(name) for name in row.get_field_names()] == [0, 1]

@@ -25,6 +25,7 @@ class Rules(BroadcastProcessFunction):
     def process_element(self, value, ctx: BroadcastProcessFunction.ReadOnlyContext):
         state = ctx.get_broadcast_state(FACTORS)
         known = list(state.items())
+        assert next(state.keys(), None) in state or not known
         assert len(known) == len(list(state.keys())) == len(list(state.values())) == len(list(state))
         assert state.is_empty() == (not known)
         assert all(k in state and state.contains(k) and state[k] == state.get(k) == v for k, v in known)

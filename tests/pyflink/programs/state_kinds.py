@@ -102,6 +102,12 @@ class AllKinds(KeyedProcessFunction):
             self.mean.add(number)
         yield key, number, "map", sorted(self.map.items()), sorted(self.map.keys()), sorted(self.map.values())
         yield key, number, "entries", "last" in self.map, self.map["last"], self.map.is_empty(), sorted(self.map)
+        yield (
+            key,
+            number,
+            "next",
+            [next(each(), None) is None for each in (self.map.items, self.map.keys, self.map.values)],
+        )
         yield key, number, "merged", self.largest.get(), self.sum.get(), self.mean.get()
         yield key, number, "list", list(self.list), list(self.list.get())
 
