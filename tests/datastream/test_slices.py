@@ -86,6 +86,13 @@ def test_an_earlier_release_refuses_a_position_with_a_rest() -> None:
     assert (rest.offset, rest.properties["end"]) == (3, 10)
 
 
+def test_a_position_that_has_slices_in_another_order_goes_on_with_the_first() -> None:
+    """That of a checkpoint of before they were put in order."""
+    rest = [SourceSplit(f"{at}-{at + 10}", {"end": at + 10, "subtask": at // 10}, at + 3).to_json() for at in (10, 0)]
+    [planned] = SliceEnumerator(20, None, {"after": 20, "rest": rest, "ended": False}).plan_epoch(1)
+    assert [split.offset for split in planned] == [3, 13]
+
+
 @pytest.mark.parametrize("per_epoch", [None, 5])
 def test_only_slices_without_a_limit_are_assigned_late(per_epoch: int | None) -> None:
     assert SliceEnumerator(10, per_epoch, None).assigns_late == (per_epoch is None)

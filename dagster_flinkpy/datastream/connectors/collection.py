@@ -129,10 +129,10 @@ class SliceEnumerator(SplitEnumerator):
             self._ended = self._total is not None and self._next >= self._total
         self._unread = begin if begin < self._next else None
         bounds = [begin + (self._next - begin) * i // parallelism for i in range(parallelism + 1)]
-        # A subtask goes on with its slices: their records keep their order.
-        planned = [
-            [each for each in self._rest if each.properties["subtask"] % parallelism == i] for i in range(parallelism)
-        ]
+        # A subtask goes on with its slices: their records keep their order. After a rescale it has slices of
+        # several, and event time goes on with the first of them.
+        rest = sorted(self._rest, key=lambda split: split.offset)
+        planned = [[each for each in rest if each.properties["subtask"] % parallelism == i] for i in range(parallelism)]
         for i, (start, end) in enumerate(pairwise(bounds)):
             if start < end:
                 planned[i].append(SourceSplit(f"{start}-{end}", {"end": end, "subtask": i}, start))
@@ -141,8 +141,7 @@ class SliceEnumerator(SplitEnumerator):
     def on_epoch_read(self, splits: Sequence[SourceSplit]) -> None:
         if splits:
             self._unread = None
-            # After a rescale, a subtask goes on with slices of several, and event time with the first of them.
-            self._rest = sorted((split for split in splits if not split.finished), key=lambda split: split.offset)
+            self._rest = [split for split in splits if not split.finished]
             self._ended &= not self._rest
 
     @property
