@@ -25,10 +25,12 @@ def dump_job(job: EpochJob) -> bytes:
     """Pickles a job, with user modules by value."""
     import cloudpickle
 
-    with user_modules_by_value(cloudpickle):
-        try:
-            data = code_pickling.dumps(replace(job, python=None))
-        except Exception as e:
+    try:
+        graph = replace(job.graph, vertices=tuple(v.on_workers() for v in job.graph.vertices))
+        with user_modules_by_value(cloudpickle):
+            data = code_pickling.dumps(replace(job, python=None, graph=graph))
+    except Exception as e:
+        with user_modules_by_value(cloudpickle):
             raise ConfigurationError(f"{_unpicklable(job.graph)} cannot be sent to the workers: {e}") from e
     # The Python dependencies come first: they must be importable before the job is unpickled.
     return pickle.dumps((job.python, job.cache_dir, data), protocol=5)
@@ -37,7 +39,7 @@ def dump_job(job: EpochJob) -> bytes:
 def _unpicklable(graph: JobGraph) -> str:
     for vertex in graph.vertices:
         try:
-            code_pickling.dumps(vertex)
+            code_pickling.dumps(vertex.on_workers())
         except Exception:
             return f"an object in operator {vertex.uid!r} ({vertex.name}), which open() should create instead,"
     return "the program"

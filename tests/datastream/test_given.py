@@ -56,6 +56,46 @@ def test_code_that_has_changed_is_as_it_was_each_time() -> None:
     assert given.as_given()(1) == 2
 
 
+def test_the_class_of_an_object_that_has_changed_stays_as_it_is() -> None:
+    rate = 1
+
+    class Times:
+        factor = 2
+
+        def __call__(self, number: int) -> int:
+            return self.factor * rate * number
+
+    times = Times()
+    given = Given(times)
+    times.factor = 3
+    assert given.as_given()(1) == 2
+    rate = 10
+    assert times(1) == 30
+
+
+def test_objects_of_a_class_have_each_the_variables_that_its_methods_read_when_it_was_given() -> None:
+    class Order:
+        def __init__(self, number: int) -> None:
+            self.number = number
+
+    class Times:
+        def times(self, number: int) -> int:
+            return number * factor
+
+    class Reads(Times):
+        def __call__(self, number: int) -> Order:
+            return Order(self.times(number))
+
+    given = []
+    for factor in (2, 3, 2, 5):  # noqa: B007  # methods read it
+        given.append(Given(Reads()))
+    orders = [each.as_given()(1) for each in given]
+    assert [order.number for order in orders] == [2, 3, 2, 5]
+    assert {type(order) for order in orders} == {Order}
+    factor = 7
+    assert Reads()(1).number == 7
+
+
 def test_what_cannot_be_pickled_is_taken_as_it_is() -> None:
     lock = threading.Lock()
     given = Given(lambda: lock)

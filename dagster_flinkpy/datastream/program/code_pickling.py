@@ -1,15 +1,25 @@
-"""Pickles programs so that the user's code keeps the names of its files."""
+"""Pickles programs so that the user's code keeps the names of its files, and its classes stay as they are."""
 
 from __future__ import annotations
 
+import hashlib
 import io
+import pickle
 from collections import ChainMap
 from collections.abc import Callable
-from functools import cache
+from functools import cache, partial
 from types import CodeType
 from typing import Any
+from weakref import WeakKeyDictionary, WeakValueDictionary
 
-__all__ = ["dumps"]
+__all__ = ["copied", "dumps", "dumps_with_classes"]
+
+_Reduced = tuple[Any, ...]
+
+_ids: WeakKeyDictionary[type, str] = WeakKeyDictionary()
+"""Classes of this process that it has pickled by value, and their ids."""
+_classes: WeakValueDictionary[str, type] = WeakValueDictionary()
+"""The same by id."""
 
 
 def dumps(value: Any) -> bytes:
@@ -18,11 +28,28 @@ def dumps(value: Any) -> bytes:
     A traceback in a worker shows these files and their lines. ``cloudpickle`` 3.1.3 names every file
     ``<dynamic-code>``, to make pickles independent of where a notebook's cells are.
 
+    Where a class is from, unpickling leaves it alone. ``cloudpickle`` gives it methods that no longer see when a
+    variable of their module changes, as in the next cell of a notebook, or by a test.
+
     Returns:
         The pickle, for :func:`pickle.loads`.
     """
+    return _dumps(value, _left_alone)
+
+
+def dumps_with_classes(value: Any) -> bytes:
+    """Pickles a value as :func:`dumps` does. If one of its classes changes in this process, it gets that as it was."""
+    return _dumps(value, _as_it_is)
+
+
+def copied(value: Any) -> Any:
+    """Returns a value with objects and functions of its own. Their classes are the same."""
+    return pickle.loads(_dumps(value, _by_id))
+
+
+def _dumps(value: Any, reduce_class: Callable[[type, _Reduced], _Reduced]) -> bytes:
     buffer = io.BytesIO()
-    _pickler()(buffer, protocol=5).dump(value)
+    _pickler()(buffer, reduce_class).dump(value)
     return buffer.getvalue()
 
 
@@ -32,12 +59,71 @@ def _pickler() -> Callable[..., Any]:
 
     reduce_code = cloudpickle.Pickler.dispatch_table[CodeType]
 
-    def reduce_code_in_file(code: CodeType) -> tuple[Any, ...]:
+    def reduce_code_in_file(code: CodeType) -> _Reduced:
         return _code_in_file, (code.co_filename, *reduce_code(code))
 
     table = ChainMap({CodeType: reduce_code_in_file}, cloudpickle.Pickler.dispatch_table)
-    return type("CodePickler", (cloudpickle.Pickler,), {"dispatch_table": table})
+
+    class CodePickler(cloudpickle.Pickler):  # type: ignore[misc]
+        dispatch_table = table
+
+        def __init__(self, file: io.BytesIO, reduce_class: Callable[[type, _Reduced], _Reduced]) -> None:
+            super().__init__(file, protocol=5)
+            self._reduce_class = reduce_class
+
+        def reducer_override(self, value: Any) -> Any:
+            reduced = super().reducer_override(value)
+            if not (isinstance(value, type) and isinstance(reduced, tuple) and len(reduced) == 6):
+                return reduced  # no class, or one that is pickled by reference
+            _ids[value] = class_id = reduced[1][-2]
+            _classes[class_id] = value
+            return self._reduce_class(value, reduced)
+
+    return CodePickler
 
 
 def _code_in_file(filename: str, make: Callable[..., CodeType], arguments: tuple[Any, ...]) -> CodeType:
     return make(*arguments).replace(co_filename=filename)
+
+
+# cloudpickle reduces a class to: how it is made, the arguments for that, what it has, two times None, how it gets that.
+# The last argument but one is an id. If a class with this id is there, that is what is made.
+
+
+def _left_alone(each: type, reduced: _Reduced) -> _Reduced:
+    return *reduced[:-1], partial(_fill, reduced[-1])
+
+
+def _fill(fill: Callable[[type, Any], object], made: type, has: Any) -> None:
+    if made not in _ids:
+        fill(made, has)
+
+
+def _by_id(each: type, reduced: _Reduced) -> _Reduced:
+    return _class_of, (_ids[each],)
+
+
+def _class_of(class_id: str) -> type:
+    return _classes[class_id]
+
+
+def _as_it_is(each: type, reduced: _Reduced) -> _Reduced:
+    make, arguments, *rest = _left_alone(each, reduced)
+    return _as_it_was, (make, arguments, _digest(each)), *rest
+
+
+def _as_it_was(make: Callable[..., type], arguments: tuple[Any, ...], digest: str) -> type:
+    *others, class_id, extra = arguments
+    there = _classes.get(class_id)
+    if there is None or _digest(there) == digest:
+        return make(*arguments)
+    return make(*others, f"{class_id}-{digest}", extra)
+
+
+def _digest(of: type) -> str:
+    """Digests what a class and those above it have. Other classes count by their ids."""
+
+    def reduce_class(each: type, reduced: _Reduced) -> _Reduced:
+        return str, (_ids[each], each.__bases__), reduced[2] if each in of.__mro__ else None
+
+    return hashlib.sha256(_dumps(of, reduce_class)).hexdigest()[:16]

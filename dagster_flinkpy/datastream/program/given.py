@@ -40,5 +40,5 @@ class Given(Generic[T]):
 
 def _pickled(value: Any) -> bytes | None:
     with suppress(Exception):  # of whatever the code refers to
-        return code_pickling.dumps(value)
+        return code_pickling.dumps_with_classes(value)
     return None

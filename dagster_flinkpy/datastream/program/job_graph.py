@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import pickle
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -136,15 +135,12 @@ class JobVertex:
     declared_at: tuple[str, int] | None = field(default=None, compare=False)
     """File and line of the program that declare it; None if they are not known."""
 
-    def __getstate__(self) -> dict[str, Any]:
-        """Leaves out what only the driver needs: tasks may not have its code.
+    def on_workers(self) -> JobVertex:
+        """Returns it without what only the driver needs: tasks may not have its code.
 
-        The spec is a pickle of its own, so that operators which were given the same function do not share it.
+        The spec is a copy, so that operators which were given the same function do not share it.
         """
-        return {**self.__dict__, "spec": code_pickling.dumps(self.spec.on_workers()), "migrations": ()}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update(state, spec=pickle.loads(state["spec"]))
+        return replace(self, spec=code_pickling.copied(self.spec.on_workers()), migrations=())
 
 
 @dataclass(frozen=True)

@@ -96,6 +96,23 @@ def test_code_that_is_not_installed_travels_by_value(user_code: ModuleType, tmp_
     assert called_elsewhere(dumped(function, tmp_path)) == "42"
 
 
+def test_code_that_operators_share_travels_once_but_they_share_no_object(user_code: ModuleType, tmp_path: Path) -> None:
+    env, function = environment(), user_code.Triple()
+    stream = env.from_collection([1], Types.LONG()).uid("numbers")
+    for uid in "abc":
+        stream = stream.map(function).uid(uid)
+    data = dump_job(make_job(env.get_job_graph(), tmp_path))
+    functions = [load_job(data).graph.vertex(uid).spec.function for uid in "abc"]
+    assert len({id(each) for each in functions}) == 3
+    assert data.count(b"FACTOR") == dumped(function, tmp_path).count(b"FACTOR")
+
+
+def test_a_class_stays_as_it_is_where_it_is_from(user_code: ModuleType, tmp_path: Path) -> None:
+    load_job(dumped(user_code.Triple(), tmp_path))
+    user_code.times = str
+    assert user_code.Triple().map(7) == "7"
+
+
 def test_installed_code_travels_by_reference(tmp_path: Path) -> None:
     job = load_job(dumped(textwrap.dedent, tmp_path))
     assert job.graph.vertex("it").spec.function is textwrap.dedent
