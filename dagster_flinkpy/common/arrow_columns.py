@@ -24,6 +24,7 @@ __all__ = [
     "cast_finite",
     "decimal_column",
     "one_chunk",
+    "struct_field",
     "wide_decimals_as_text",
     "with_elements",
     "with_parts",
@@ -363,6 +364,12 @@ def _has_more_infinite(column: Any, cast: Any) -> bool:
         return False
     infinite = pc.sum(pc.is_inf(cast)).as_py()
     return bool(infinite) and infinite != pc.sum(pc.is_inf(column.cast(pa.float64()))).as_py()
+
+
+def struct_field(column: Any, position: int) -> pa.Array[Any]:
+    """Returns a field of structs, null where the struct is. PyArrow's function of this name takes ten times as long."""
+    field: pa.Array[Any] = column.flatten()[position] if column.null_count else column.field(position)
+    return field
 
 
 def one_chunk(column: pa.ChunkedArray) -> pa.Array:

@@ -12,6 +12,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from dagster_flinkpy.common.arrow_columns import struct_field
 from dagster_flinkpy.common.typeinfo import TypeInformation
 from dagster_flinkpy.datastream.adapters import Accumulation
 from dagster_flinkpy.datastream.aggregations import (
@@ -315,7 +316,7 @@ def _merged(values: Numbers, kind: FoldKind, groups: Cells, first: Cells) -> Num
 
 
 def _field(records: pa.Array[Any], field: int | None) -> pa.Array[Any]:
-    return records if field is None else pc.struct_field(records, [field])
+    return records if field is None else struct_field(records, field)
 
 
 def _leaf(accumulators: pa.Array[Any], field: int | None) -> Numbers:

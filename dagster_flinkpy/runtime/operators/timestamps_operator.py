@@ -9,6 +9,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from dagster_flinkpy.common.arrow_columns import struct_field
 from dagster_flinkpy.common.watermark_strategy import MAX_WATERMARK, TimestampAssigner, WatermarkStrategy
 from dagster_flinkpy.datastream.operator_specs import TimestampsSpec
 from dagster_flinkpy.errors import TypeMismatchError, shorten
@@ -99,7 +100,7 @@ class EventTime:
                 value = batch.value_at(last_taken(rows, taken))
                 raise self._operator.user_error(e, "extract_timestamp()", value=value) from e
             return self._to_millis(times, batch)
-        column = pc.struct_field(batch.column, self._assigner)
+        column = struct_field(batch.column, batch.column.type.get_field_index(self._assigner))
         if pa.types.is_timestamp(column.type):
             column = pc.floor_temporal(column, unit="millisecond").cast(pa.timestamp("ms"))
         filled: np.ndarray[Any, Any] = pc.fill_null(column.cast(pa.int64()), NO_TIMESTAMP).to_numpy()

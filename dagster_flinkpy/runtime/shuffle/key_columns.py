@@ -9,6 +9,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from dagster_flinkpy.common.arrow_columns import struct_field
 from dagster_flinkpy.common.key_types import infer_key_type
 from dagster_flinkpy.common.typeinfo import RowTypeInfo, TupleTypeInfo, TypeInformation, Types
 from dagster_flinkpy.datastream.functions import KeySelector
@@ -83,7 +84,7 @@ def _field_type(batch: StreamBatch, name: str) -> TypeInformation:
     if not isinstance(row_type, RowTypeInfo) or name not in row_type.field_names:
         raise UnsupportedKeyTypeError(f"key_by({name!r}): the stream's type {row_type} has no field of this name")
     position = row_type.field_names.index(name)
-    column = pc.struct_field(batch.column, [position])
+    column = struct_field(batch.column, position)
     if column.null_count:
         raise UnsupportedKeyTypeError(
             f"key field {name!r} is null in {column.null_count} records; filter them out first"
@@ -101,6 +102,6 @@ def field_positions(record_type: TypeInformation, selector: str | Sequence[str])
 def key_of_fields(values: pa.Array, positions: int | Sequence[int]) -> pa.Array:
     """Returns the column of one field, or a struct column of several fields."""
     if isinstance(positions, int):
-        return pc.struct_field(values, [positions])
-    columns = [pc.struct_field(values, [i]) for i in positions]
+        return struct_field(values, positions)
+    columns = [struct_field(values, i) for i in positions]
     return pa.StructArray.from_arrays(columns, names=[f"f{i}" for i in range(len(columns))])

@@ -18,8 +18,8 @@ from typing import Any, Protocol
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 
+from dagster_flinkpy.common.arrow_columns import struct_field
 from dagster_flinkpy.common.typeinfo import TypeInformation, type_from_json
 from dagster_flinkpy.errors import ConfigurationError
 from dagster_flinkpy.runtime.shuffle.batch import NO_TIMESTAMP, StreamBatch
@@ -329,7 +329,7 @@ def _decode(batch: pa.RecordBatch, type_info: TypeInformation) -> StreamBatch:
 
 def _times_of(values: pa.Array, field: int | None) -> np.ndarray[Any, np.dtype[np.int64]]:
     """Returns the timestamps in a field of the records. Without a field, the records have no event time."""
-    return np.full(len(values), NO_TIMESTAMP) if field is None else pc.struct_field(values, [field]).to_numpy()
+    return np.full(len(values), NO_TIMESTAMP) if field is None else struct_field(values, field).to_numpy()
 
 
 @lru_cache(maxsize=256)
