@@ -84,6 +84,8 @@ _SESSION_CONF = {
     "spark.sql.session.timeZone": "UTC",
     # Gives each Python worker a file. If the worker dies, its text is part of the error of the task.
     "spark.sql.execution.pyspark.udf.faulthandler.enabled": "true",
+    # A task gives nothing back while it works, and a slot nothing until the job ends.
+    "spark.sql.execution.pyspark.udf.killOnIdleTimeout": "false",
 }
 _DRIVER_CONF = {
     "spark.driver.memory": "2g",

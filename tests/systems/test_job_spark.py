@@ -61,8 +61,14 @@ from tests.runtime.programs import COUNTED, EVENT, CountPerKey, FolderSink, Sess
 pytestmark = [pytest.mark.spark, pytest.mark.usefixtures("one_server")]
 
 RECORDS = [(f"k{i % 4}", i * 10, i) for i in range(24)]
-OWN = SparkSettings(conf={"spark.driver.memory": "512m"})
-"""The Spark of tests that want a server of their own."""
+OWN = SparkSettings(
+    conf={
+        "spark.driver.memory": "512m",
+        "spark.python.worker.idleTimeoutSeconds": "1s",
+        "spark.python.worker.killOnIdleTimeout": "true",
+    }
+)
+"""The Spark of tests that want a server of their own. It kills Python workers that are silent, as some clusters do."""
 
 
 @pytest.fixture(scope="module")
@@ -258,6 +264,19 @@ def test_a_server_that_dies_between_epochs_is_named_and_replaced(tmp_path: Path,
     with attempt_of(graph, tmp_path, config={"spark": OWN}) as attempt:
         assert attempt.run_epoch().checkpoint_id == 3
         assert len(collected(attempt.graph, attempt.collected)) == 12
+
+
+@since("4.1", "kills silent workers")
+@pytest.mark.parametrize("exchange", [ExchangeMode.PIPELINED, ExchangeMode.SPARK])
+def test_spark_does_not_kill_tasks_that_say_nothing(
+    tmp_path: Path, own_runtime_dir: Path, exchange: ExchangeMode
+) -> None:
+    silent = events(environment(1), RECORDS[:3]).map(lambda event: time.sleep(0.7) or event.value, Types.LONG())
+    config = {"spark": OWN, "exchange": ExchangeOptions(exchange)}
+    with attempt_of(collect_graph(silent.uid("silent")), tmp_path, config=config) as attempt:
+        attempt.run_epoch()
+        assert len(collected(attempt.graph, attempt.collected)) == 3
+        assert attempt.execution is not None and not attempt.execution.failures
 
 
 def test_modules_of_a_worker_are_out_of_garbage_collection_after_its_first_task(tmp_path: Path) -> None:

@@ -32,8 +32,8 @@ def rows_from(
         start, end = end, end + file.metadata.row_group(group).num_rows
         if end <= offset:
             continue
-        # One row group at a time, because Arrow keeps what it has fetched until the next call. Without threads, because a
-        # task has one core: they take up to half as much CPU time again.
+        # One row group at a time, because Arrow keeps what it has fetched until the next call. Without threads: a task
+        # has one core, and they take up to half as much CPU time again.
         for batch in file.iter_batches(batch_rows, row_groups=[group], columns=list(columns), use_threads=False):
             start += batch.num_rows
             if start > offset:
