@@ -14,7 +14,7 @@ from dagster_flinkpy.spark.sessions import SparkSettings
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-__all__ = ["TaskSlots", "ask_for_slots", "await_slots", "slots_of_local_master"]
+__all__ = ["TaskSlots", "ask_for_slots", "await_slots", "copies_slow_tasks", "slots_of_local_master"]
 
 _LOCAL = re.compile(r"local(?:\[(\d+)(?:,\d+)?\])?")
 _SPLITS = re.compile(r"splits=(?:Some\()?(\d+)")
@@ -77,6 +77,15 @@ def ask_for_slots(spark: SparkSession) -> TaskSlots | None:
         most = conf.get("spark.dynamicAllocation.maxExecutors", None)
         limit = max(number, int(most) * (int(cores or 1) // cpus)) if most else None
     return TaskSlots(_executors(number, per_executor), limit, cpus)
+
+
+def copies_slow_tasks(spark: SparkSession) -> bool:
+    """Returns whether Spark starts a copy of a task because of its age, and ends the task when the copy has ended.
+
+    Without a threshold, it only copies those of which most others of their stage have ended.
+    """
+    on = str(spark.conf.get("spark.speculation", None)).lower() == "true"
+    return on and spark.conf.get("spark.speculation.task.duration.threshold", None) is not None
 
 
 def _executors(number: int, per_executor: int) -> dict[str, int]:

@@ -7,7 +7,13 @@ import pytest
 from pyspark.sql import SparkSession
 
 from dagster_flinkpy.spark.sessions import SparkSettings
-from dagster_flinkpy.spark.task_slots import TaskSlots, ask_for_slots, await_slots, slots_of_local_master
+from dagster_flinkpy.spark.task_slots import (
+    TaskSlots,
+    ask_for_slots,
+    await_slots,
+    copies_slow_tasks,
+    slots_of_local_master,
+)
 
 MASTERS = {
     "local": 1,
@@ -70,6 +76,14 @@ def test_clusters(spark: Any, executors: dict[str, int] | None, limit: int | Non
 @pytest.mark.spark
 def test_a_real_spark_connect_server_tells(spark: SparkSession) -> None:
     assert ask_for_slots(spark) == TaskSlots({"driver": 3}, 3)
+
+
+@pytest.mark.spark
+def test_spark_copies_slow_tasks_only_with_a_threshold(spark: SparkSession) -> None:
+    assert copies_slow_tasks(cluster(8, speculation="true", speculation_task_duration_threshold="10m"))
+    assert not copies_slow_tasks(cluster(8, speculation="true"))
+    assert not copies_slow_tasks(cluster(8, speculation_task_duration_threshold="10m"))
+    assert not copies_slow_tasks(spark)
 
 
 AWAITED = {

@@ -11,7 +11,12 @@ import pytest
 
 from dagster_flinkpy.common.exchange_options import ExchangeMode, ExchangeOptions
 from dagster_flinkpy.datastream.program.job_graph import JobGraph
-from dagster_flinkpy.errors import CheckpointError, NoResourceAvailableError, SlotLostError
+from dagster_flinkpy.errors import (
+    CheckpointError,
+    NoResourceAvailableError,
+    SlotLostError,
+    UnsupportedEnvironmentError,
+)
 from dagster_flinkpy.runtime.master.deployments import job_exchange
 from dagster_flinkpy.runtime.master.deployments.pipelined_region import PipelinedRegion
 from dagster_flinkpy.runtime.master.failover import FailoverConfig, RestartIndividualStrategy
@@ -103,6 +108,16 @@ def test_jobs_on_one_server_do_not_starve_each_other(
 def test_auto_runs_spark_jobs_if_single_tasks_are_retried(tmp_path: Path, spark_settings: SparkSettings) -> None:
     individual = FailoverConfig(failover=RestartIndividualStrategy())
     assert said_by(tmp_path, spark_settings, failover=individual).endswith("the failover strategy retries single tasks")
+
+
+@pytest.mark.spark
+def test_tasks_do_not_live_where_spark_copies_slow_tasks(
+    tmp_path: Path, spark_settings: SparkSettings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(job_exchange, "copies_slow_tasks", lambda _: True)
+    assert "(execution.exchange: spark), because Spark would start copies" in said_by(tmp_path, spark_settings)
+    with pytest.raises(UnsupportedEnvironmentError, match=r"unset spark\.speculation\.task\.duration\.threshold"):
+        said_by(tmp_path / "asked", spark_settings, exchange=ExchangeOptions(ExchangeMode.PIPELINED))
 
 
 @pytest.mark.spark

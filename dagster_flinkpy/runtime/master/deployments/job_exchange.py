@@ -23,6 +23,7 @@ from dagster_flinkpy.errors import (
     NoResourceAvailableError,
     PythonWorkerLostError,
     SlotLostError,
+    UnsupportedEnvironmentError,
     message_of,
     shorten,
 )
@@ -42,6 +43,7 @@ from dagster_flinkpy.runtime.shuffle.wire import WireRow
 from dagster_flinkpy.spark.progress import ProgressLines, SparkProgress, watched
 from dagster_flinkpy.spark.record_counts import RecordCounts
 from dagster_flinkpy.spark.sessions import announce_job, kept_slots
+from dagster_flinkpy.spark.task_slots import copies_slow_tasks
 
 __all__ = ["JobExchange"]
 
@@ -50,6 +52,7 @@ _AUTO_TIMEOUT = timedelta(seconds=20)
 _FREE_SECONDS = 10.0
 """How long a small Spark job may wait for a slot beside those of the job."""
 _TAKEN = "no slot would be left to others"
+_COPIES = "Spark would start copies of slots, and then end the slots: unset spark.speculation.task.duration.threshold"
 
 
 class JobExchange:
@@ -160,12 +163,15 @@ class JobExchange:
 
     def _decide(self, job: EpochJob, session: JobSession, slots: JobSlots) -> None:
         auto, asked = self._mode is ExchangeMode.AUTO, self._config.exchange.task_slots
-        self._per_process = asked or 1
+        self._per_process, why = asked or 1, None
         if not self._config.in_process:
             with session.open() as spark:
                 slots.look(spark, wait=not auto and asked is None)
+                why = _COPIES if copies_slow_tasks(spark) else None
             self._per_process = asked or slots.slots_per_process(spare=1 if auto else 0)
-        why = self._reason_for_spark(slots) if auto else None
+        if why is not None and not auto:
+            raise UnsupportedEnvironmentError(f"tasks cannot live in slots: {why}")
+        why = why or (self._reason_for_spark(slots) if auto else None)
         if why is None:
             try:
                 why = self._deploy(job, session, slots)
