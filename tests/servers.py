@@ -228,13 +228,16 @@ def delayed(endpoint: str, seconds: float) -> Iterator[str]:
 
 
 @contextmanager
-def guarded(endpoint: str, refuses: Callable[[str], bool], tls: ssl.SSLContext | None = None) -> Iterator[str]:
-    """A proxy in front of an S3 server that calls keys expired.
+def guarded(
+    endpoint: str, refuses: Callable[[str], bool], tls: ssl.SSLContext | None = None, code: str = "ExpiredToken"
+) -> Iterator[str]:
+    """A proxy in front of an S3 server that refuses keys.
 
     Args:
         endpoint: The server.
-        refuses: Tells from the id of an access key whether it has expired. It is asked for each request.
+        refuses: Tells from the id of an access key whether it is refused. It is asked for each request.
         tls: Makes the proxy speak HTTPS.
+        code: How it is refused.
     """
     upstream = urlsplit(endpoint)
 
@@ -245,9 +248,8 @@ def guarded(endpoint: str, refuses: Callable[[str], bool], tls: ssl.SSLContext |
             body = b"".join(self._chunks())
             key = self.headers["Authorization"].partition("Credential=")[2].partition("/")[0]
             if refuses(key):
-                return self._answer(
-                    400, {}, b"<Error><Code>ExpiredToken</Code><Message>It has expired</Message></Error>"
-                )
+                status = 400 if code == "ExpiredToken" else 403
+                return self._answer(status, {}, f"<Error><Code>{code}</Code><Message>No</Message></Error>".encode())
             connection = HTTPConnection(str(upstream.hostname), upstream.port)
             headers = {name: value for name, value in self.headers.items() if name.lower() not in _OF_THIS_HOP}
             connection.request(self.command, self.path, body, headers)

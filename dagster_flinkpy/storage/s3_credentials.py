@@ -1,4 +1,4 @@
-"""Credentials that boto3 finds, looked for again when the server says that they have expired."""
+"""Credentials that boto3 finds, looked for again when the server no longer takes them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,10 @@ if TYPE_CHECKING:
 
 __all__ = ["FoundCredentials", "renew_when_expired"]
 
-_EXPIRED = frozenset({"ExpiredToken", "TokenRefreshRequired", "InvalidToken", "InvalidAccessKeyId"})
+_EXPIRED = frozenset(
+    {"ExpiredToken", "TokenRefreshRequired", "InvalidToken", "InvalidAccessKeyId", "SignatureDoesNotMatch"}
+)
+"""The last one: a key got another secret, as Ceph and MinIO allow."""
 _SIGNED_WITH, _RENEWED = "flinkpy-signed-with", "flinkpy-renewed"
 
 

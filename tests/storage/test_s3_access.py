@@ -53,6 +53,17 @@ def test_keys_that_expire_are_read_again(
         call(store)
 
 
+@pytest.mark.parametrize("code", ["InvalidAccessKeyId", "SignatureDoesNotMatch"])
+def test_keys_that_were_replaced_are_read_again(code: str, keys: Path, s3_location: StorageLocation) -> None:
+    replaced = set[str]()
+    with servers.guarded(str(s3_location.endpoint_url), replaced.__contains__, code=code) as endpoint:
+        store = StorageLocation(s3_location.url, endpoint, "us-east-1").open()
+        store.put("k", b"1")
+        write_keys(keys, "second")
+        replaced.add("first")
+        assert store.get("k")[0] == b"1"
+
+
 def test_an_upload_goes_on_with_other_keys_than_it_has_begun_with(keys: Path, s3_location: StorageLocation) -> None:
     expired = set[str]()
     with servers.guarded(str(s3_location.endpoint_url), expired.__contains__) as endpoint:
