@@ -12,7 +12,7 @@ from deltalake.exceptions import CommitFailedError, DeltaError, TableNotFoundErr
 
 from dagster_flinkpy.connectors.columns.column_types import columns_of
 from dagster_flinkpy.connectors.commit.checkpoint_committer import StagedCheckpoint
-from dagster_flinkpy.connectors.delta.entries import check_log, entries, entry_name, read_entry
+from dagster_flinkpy.connectors.delta.entries import check_log, entry_name, read_entry
 from dagster_flinkpy.connectors.delta.rules import Change, check_rules
 from dagster_flinkpy.connectors.delta.sink import DeltaSink
 from dagster_flinkpy.connectors.lake.committer import LOOKS, LakeTarget
@@ -42,6 +42,8 @@ class DeltaTarget(LakeTarget[DeltaTable]):
         """The table that was found or created. It can be another one later."""
         self.latest = (0, 0)
         """The checkpoint that was committed last, as this attempt knows, and a version that has it."""
+        self._known: dict[int, tuple[str | None, int | None]] = {}
+        """What versions say that the last search for a commit has read."""
 
     @property
     def found(self) -> bool:
@@ -164,21 +166,21 @@ class DeltaTarget(LakeTarget[DeltaTable]):
 
     def has(self, table: DeltaTable, checkpoint: StagedCheckpoint) -> bool:
         # Not by history(), in which delta-rs holds the GIL: with a slow store, nobody would renew the lease meanwhile.
-        there = entries(self._store)
-        first = there[0] if there else "a checkpoint"
-        for key in reversed(there):
+        # Nor by a list of the log, which may be very long. What the search before this one has read is not read again.
+        known, self._known = self._known, {}
+        first = "a checkpoint"
+        for version in range(table.version(), -1, -1):
             try:
-                actions = read_entry(self._what, self._store, key)
-            except ObjectNotFoundError:  # somebody is just cleaning the log up, from its beginning
-                first = "a newer entry"
+                digest, ms = self._known[version] = known[version] if version in known else self._said(version)
+            except ObjectNotFoundError:  # the log is cleaned up from its beginning
                 break
-            said: Json = next((action["commitInfo"] for action in actions if "commitInfo" in action), {})
-            if said.get(DIGEST) == checkpoint.digest:
+            first = entry_name(version)
+            if digest == checkpoint.digest:
                 return True
             # Some writers say nothing about their versions.
-            if said.get("timestamp", checkpoint.staged_ms) < checkpoint.staged_ms - _CLOCK_SKEW_MS:
+            if ms is not None and ms < checkpoint.staged_ms - _CLOCK_SKEW_MS:
                 return False
-        if first == entry_name(0):
+        else:
             return False
         last = table.transaction_version(self.app_id)
         if last is not None and last < checkpoint.checkpoint_id:  # ids only grow, unless a job begins anew
@@ -189,6 +191,12 @@ class DeltaTarget(LakeTarget[DeltaTable]):
             f"{self._context.uid!r} staged for checkpoint {checkpoint.checkpoint_id}: its log begins with "
             f"{first}, which is newer. Look for them",
         )
+
+    def _said(self, version: int) -> tuple[str | None, int | None]:
+        """Returns the digest of the checkpoint that a version has added, and when it was written."""
+        actions = read_entry(self._what, self._store, entry_name(version))
+        said: Json = next((action["commitInfo"] for action in actions if "commitInfo" in action), {})
+        return said.get(DIGEST), said.get("timestamp")
 
 
 def row_count(sink: DeltaSink) -> int | None:

@@ -214,6 +214,30 @@ def test_a_log_is_searched_without_the_call_that_holds_the_gil(tmp_path: Path, m
     assert rows(sink) == [1, 2, 3, 4, 5]
 
 
+def test_a_commit_reads_only_what_is_new_in_the_log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With a commit each second, all of the last hour was read each time; and a log of months was listed."""
+    sink, keys = DeltaSink(str(tmp_path)), list[str]()
+    running = committer(sink)
+    running.abort_lingering([])
+    get, listed = LocalObjectStore.get, LocalObjectStore.list
+
+    def noted(store: LocalObjectStore, key: str) -> Any:
+        keys.append(key)
+        return get(store, key)
+
+    def refused(store: LocalObjectStore, prefix: str = "") -> Any:
+        assert not prefix.startswith("_delta_log")
+        return listed(store, prefix)
+
+    monkeypatch.setattr(LocalObjectStore, "get", noted)
+    monkeypatch.setattr(LocalObjectStore, "list", refused)
+    for n in range(1, 6):
+        commit_requests(running, [stage(sink, n, checkpoint_id=n)], "sink")
+    read = [key for key in keys if key.startswith("_delta_log")]
+    assert len(read) == len({*read}) == 5
+    assert rows(sink) == [1, 2, 3, 4, 5]
+
+
 def test_a_table_that_was_deleted_is_an_error_at_once(location: StorageLocation) -> None:
     sink = DeltaSink(location)
     request, store = stage(sink, 1), location.open()
