@@ -130,7 +130,8 @@ class _PostgresCommitter(CheckpointCommitter):
     def _refused(self, checkpoint_id: int, error: Exception) -> CommitRefusedError:
         return CommitRefusedError(
             f"table {self._sink.uri()} refuses the rows of checkpoint {checkpoint_id} of sink {self._context.uid!r}: "
-            f"{error}. They stay staged: change the table so that it takes them, and run again."
+            f"{str(error).strip().rstrip('.')}. They stay staged: change the table so that it takes them, and run "
+            "again."
         )
 
 
@@ -200,10 +201,11 @@ class LedgerCommitter(_PostgresCommitter):
         rows = sum(file.rows for file in files)
         updates = sql.SQL(", ").join(sql.SQL("{0} = excluded.{0}").format(sql.Identifier(name)) for name in values)
         written = connection.execute(
-            # Of several rows with the same key the last one counts.
+            # Of several rows with the same key the last one counts. An identity column takes values, as with COPY.
             sql.SQL(
-                "INSERT INTO {target} ({columns}) SELECT DISTINCT ON ({key}) {columns} FROM {staged} "
-                "ORDER BY {key}, {order} DESC ON CONFLICT ({key}) DO {action}"
+                "INSERT INTO {target} ({columns}) OVERRIDING SYSTEM VALUE "
+                "SELECT DISTINCT ON ({key}) {columns} FROM {staged} ORDER BY {key}, {order} DESC "
+                "ON CONFLICT ({key}) DO {action}"
             ).format(
                 target=self._session.target,
                 columns=listed(names),

@@ -33,8 +33,8 @@ _LEDGER_COLUMNS = (
     "job text NOT NULL, uid text NOT NULL, checkpoint bigint NOT NULL, digest text NOT NULL, rows bigint NOT NULL, "
     "partition text, committed_at timestamptz NOT NULL DEFAULT now(), PRIMARY KEY (job, uid, checkpoint, digest)"
 )
-_SETTINGS = ("TimeZone = 'UTC'", "DateStyle = 'ISO'", "row_security = off")
-"""Times without a zone are in UTC. A policy that would hide rows is an error."""
+_SETTINGS = ("TimeZone = 'UTC'", "DateStyle = 'ISO'", "row_security = off", "statement_timeout = 0")
+"""Times without a zone are in UTC. A policy that would hide rows is an error. A statement may take a whole epoch."""
 # Without waiting for the disk, a crash of the server would lose commits. Whoever locks the table forever is noticed.
 _COMMITTING = b""";
 SELECT set_config('synchronous_commit', 'on', true) WHERE current_setting('synchronous_commit') = 'off';

@@ -186,8 +186,8 @@ class PreparingWriter(CommittingSinkWriter):
             if may_pass(error):
                 raise StorageError(f"{self._what} cannot be reached: {str(error).strip()}") from error
             raise SinkCommitError(
-                f"{self._what} refuses the rows of checkpoint {self._checkpoint_id}: {str(error).strip()}. Change the "
-                "table so that it takes them, and run again, which writes them again."
+                f"{self._what} refuses the rows of checkpoint {self._checkpoint_id}: {str(error).strip().rstrip('.')}. "
+                "Change the table so that it takes them, and run again, which writes them again."
             ) from error
 
     def prepare_commit(self) -> list[Json]:

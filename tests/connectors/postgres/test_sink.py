@@ -333,6 +333,7 @@ def test_a_table_is_created_once(database: Database, options: Any) -> None:
         ("n bigint, s text", {"key": ["n"]}, "CREATE UNIQUE INDEX ON"),
         ("n bigint, s text, UNIQUE (n, s)", {"key": ["n"]}, "CREATE UNIQUE INDEX ON"),
         ("n bigint, s text", {"partition_column": "day"}, "ADD COLUMN"),
+        ("n bigint, s text GENERATED ALWAYS AS ('a') STORED", {}, "DROP EXPRESSION"),
     ],
 )
 def test_a_table_that_does_not_fit_comes_with_what_to_do(
@@ -345,6 +346,38 @@ def test_a_table_that_does_not_fit_comes_with_what_to_do(
     if "UNIQUE" not in columns:
         database.sql(str(refused.value).partition(" it: ")[2])
         committer(sink).abort_lingering([])
+
+
+def test_a_table_whose_policies_keep_the_role_from_writing_is_refused_at_the_start(database: Database) -> None:
+    database.create()
+    database.sql("CREATE ROLE {}_r; GRANT ALL ON SCHEMA {} TO {}_r; GRANT ALL ON {}.t TO {}_r")
+    database.sql("CREATE POLICY p ON {}.t USING (n < 10); ALTER TABLE {}.t ENABLE ROW LEVEL SECURITY")
+    sink = database.sink()
+    sink.conninfo = f"{database.conninfo}&options=-c%20role%3D{database.schema}_r"
+    try:
+        with pytest.raises(ConfigurationError, match=r"row-level security .* BYPASSRLS"):
+            committer(sink).abort_lingering([])
+    finally:
+        database.sql("DROP OWNED BY {}_r; DROP ROLE {}_r")
+
+
+@pytest.mark.parametrize("options", [{}, {"key": ["n"]}])
+def test_an_identity_column_takes_the_values_of_records(database: Database, options: Any) -> None:
+    database.create("n bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY, s text")
+    sink = database.sink(**options)
+    assert commit(sink, stage(sink, numbers(5, 7))) == 0
+    assert database.rows() == [5, 7]
+
+
+@pytest.mark.parametrize("options", [{}, {"key": ["n"]}, {"prepare_transactions": True}])
+def test_a_statement_may_take_longer_than_the_role_lets_others(database: Database, options: Any) -> None:
+    """One that writes takes as long as an epoch, or its rows need."""
+    database.create("n bigint UNIQUE, s text CHECK (current_setting('statement_timeout') = '0')")
+    sink = database.sink(**options)
+    sink.conninfo = f"{database.conninfo}&options=-c%20statement_timeout%3D1h"
+    committer(sink).abort_lingering([])
+    assert commit(sink, stage(sink, numbers(1))) == 0
+    assert database.rows() == [1]
 
 
 DROPS = """CREATE FUNCTION {}.drops() RETURNS trigger LANGUAGE plpgsql AS

@@ -20,7 +20,9 @@ from dagster_flinkpy.connectors.postgres import connection
 from dagster_flinkpy.connectors.postgres import enumerator as postgres_enumerator
 from dagster_flinkpy.connectors.postgres.change_enumerator import PostgresChangeEnumerator
 from dagster_flinkpy.connectors.postgres.columns import READING
-from dagster_flinkpy.connectors.postgres.slot import ReplicationSlot
+from dagster_flinkpy.connectors.postgres.connection import value_of
+from dagster_flinkpy.connectors.postgres.scan import scanning
+from dagster_flinkpy.connectors.postgres.slot import ReplicationSlot, slot_of
 from dagster_flinkpy.storage.local import LocalObjectStore
 from tests.connectors.postgres.sinks import Database
 from tests.connectors.postgres.test_change_source import started
@@ -206,4 +208,16 @@ def test_a_pooler_that_gives_each_transaction_another_session_changes_no_value(
     assert str(column.field("at")[0].as_py()).startswith("2026-01-02 12:00:00")
     enumerator.on_epoch_read([split])
     database.sql("SELECT pg_drop_replication_slot(slot_name) FROM pg_replication_slots WHERE slot_name = '{}'")
+    database.sql("DROP SCHEMA {} CASCADE")
+
+
+def test_a_statement_that_reads_may_take_longer_than_the_role_lets_others(postgres: str, tmp_path: Path) -> None:
+    """It takes as long as functions take for the rows: a slow one made the server end it, in each attempt."""
+    database = Database(postgres, tmp_path)
+    database.sql("CREATE TABLE {}.t (n bigint PRIMARY KEY)")
+    table, limited = f"{database.schema}.t", f"{postgres}&options=-c%20statement_timeout%3D1h"
+    with scanning(PostgresSource(limited, table, "n", row_type=NUMBER)) as scan:
+        assert scan.one("SHOW statement_timeout") == "0"
+    with slot_of(PostgresChangeSource(limited, table, "slot", row_type=NUMBER)) as slot:
+        assert value_of(slot.connection, "SHOW statement_timeout") == "0"
     database.sql("DROP SCHEMA {} CASCADE")
