@@ -7,6 +7,7 @@ from __future__ import annotations
 import subprocess
 import sys
 import threading
+from typing import Any
 
 from dagster_flinkpy.common import Types
 from dagster_flinkpy.datastream import StreamExecutionEnvironment
@@ -100,6 +101,23 @@ def test_what_cannot_be_pickled_is_taken_as_it_is() -> None:
     lock = threading.Lock()
     given = Given(lambda: lock)
     assert given.as_given()() is lock
+
+
+def test_what_cannot_be_unpickled_is_taken_as_it_is() -> None:
+    class OfSession:
+        session = "first"
+
+        def __reduce__(self) -> Any:
+            return self._made, (self.session,)
+
+        @staticmethod
+        def _made(session: str) -> Any:
+            raise RuntimeError(f"session {session} has ended")
+
+    value = OfSession()
+    given = Given(lambda: value)
+    value.session = "second"
+    assert given.as_given()() is value
 
 
 def test_importing_streams_does_not_import_the_pickler() -> None:

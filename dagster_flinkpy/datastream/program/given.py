@@ -19,8 +19,8 @@ class Given(Generic[T]):
     """A value with user code, which keeps the variables that the code reads as they were.
 
     So functions that are made in a loop have each its own value of the loop's variable, as in PyFlink. Code whose
-    variables have not changed stays the same object, and one that cannot be pickled, too: a program in one process may
-    share it with its functions.
+    variables have not changed stays the same object, and one that cannot be pickled or unpickled, too: a program in
+    one process may share it with its functions.
     """
 
     value: T
@@ -34,7 +34,9 @@ class Given(Generic[T]):
     def as_given(self) -> T:
         """Returns the value as it was when the program was given it."""
         if self._pickled is not None and self._pickled != _pickled(self.value):
-            self.value, self._pickled = pickle.loads(self._pickled), None
+            with suppress(Exception):  # as from a session of Spark Connect that has ended
+                self.value = pickle.loads(self._pickled)
+            self._pickled = None
         return self.value
 
 
