@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import multiprocessing
+import os
 import signal
 import threading
 from collections.abc import Callable, Iterator
@@ -32,11 +34,14 @@ def clean_termination(context: AssetExecutionContext) -> Iterator[Termination]:
     The run is canceled all the same: whoever has started the process of the step knows that the run is to end. If the
     step is in the process of the run, nobody else can tell Dagster, so then the interrupt is raised on. It is
     raised on, too, if somebody else ends the process, such as Kubernetes that drains its node: the run would succeed.
+    It ends as well if the process of the run that has started that of the step dies.
 
     Args:
         context: Context of the step.
     """
-    termination = Termination()
+    termination, run = Termination(), multiprocessing.parent_process()
+    if run is not None and _has_own_process(context):
+        threading.Thread(target=_end_after, args=(run.join,), name="end of the run", daemon=True).start()
     try:
         yield termination
     except BaseException as error:
@@ -44,6 +49,15 @@ def clean_termination(context: AssetExecutionContext) -> Iterator[Termination]:
             raise
         termination.happened = True
         context.log.info(f"The run was terminated. {_CLEAN}")
+
+
+def _end_after(wait: Callable[[], object]) -> None:
+    """Ends this process, as Dagster does, when another one has died.
+
+    Nobody could end it on a page any more, and the next run of the job would wait for it.
+    """
+    wait()
+    os.kill(os.getpid(), signal.SIGTERM)
 
 
 def _is_to_end(context: AssetExecutionContext) -> bool:
