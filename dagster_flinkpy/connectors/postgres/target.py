@@ -44,6 +44,12 @@ FROM pg_class LEFT JOIN pg_foreign_table ON ftrelid = oid
 WHERE oid = ANY (ARRAY(SELECT to_regclass(%(table)s)::oid UNION
   SELECT relid FROM pg_partition_tree(to_regclass(%(table)s))))
 """
+# What an index only INCLUDEs is no part of its key.
+_UNIQUE = """
+SELECT relname, indimmediate, array_agg(attname::text) FROM pg_index i JOIN pg_class c ON c.oid = indexrelid
+JOIN pg_attribute a ON attrelid = indrelid AND attnum = ANY ((indkey::int2[])[0:indnkeyatts - 1])
+WHERE indrelid = to_regclass(%s) AND indisunique AND indisvalid AND indpred IS NULL AND indexprs IS NULL GROUP BY 1, 2
+"""
 _MICROS = 6
 
 
@@ -135,15 +141,16 @@ class PostgresTarget:
                 )
 
     def _check_key(self, connection: psycopg.Connection[Any], target: str) -> None:
-        unique = connection.execute(
-            "SELECT array_agg(a.attname::text) FROM pg_index i "
-            "JOIN pg_attribute a ON a.attrelid = i.indrelid AND a.attnum = ANY(i.indkey) "
-            "WHERE i.indrelid = to_regclass(%s) AND i.indisunique AND i.indpred IS NULL AND i.indexprs IS NULL "
-            "GROUP BY i.indexrelid",
-            [target],
-        ).fetchall()
-        if not any(set(columns) == set(self._sink.key) for (columns,) in unique):
-            key = listed(self._sink.key).as_string(connection)
+        unique = connection.execute(_UNIQUE, [target]).fetchall()
+        fitting = [found for *found, columns in unique if set(columns) == set(self._sink.key)]
+        key = listed(self._sink.key).as_string(connection)
+        if deferrable := [name for name, is_immediate in fitting if not is_immediate]:  # even beside another one
+            name = sql.Identifier(deferrable[0]).as_string(connection)
+            raise ConfigurationError(
+                f"constraint {deferrable[0]!r} on the key of table {self._sink.uri()} is DEFERRABLE, which ON CONFLICT "
+                f"does not take. Change it: ALTER TABLE {target} DROP CONSTRAINT {name}, ADD UNIQUE ({key})"
+            )
+        if not fitting:
             raise ConfigurationError(
                 f"table {self._sink.uri()} has no unique index on its key. Add it: "
                 f"CREATE UNIQUE INDEX ON {target} ({key})"
