@@ -20,7 +20,7 @@ from typing import Any
 from dagster_flinkpy.common.typeinfo import RowTypeInfo, TupleTypeInfo, TypeInformation
 from dagster_flinkpy.common.watermark_strategy import WatermarkStrategy
 from dagster_flinkpy.datastream.connectors.blocking_edge import BlockingEdgeSink, BlockingEdgeSource
-from dagster_flinkpy.datastream.functions import Partitioner, function_of
+from dagster_flinkpy.datastream.functions import Function, Partitioner, function_of
 from dagster_flinkpy.datastream.input_selection import InputSelectable
 from dagster_flinkpy.datastream.operator_specs import (
     BlockingEdgeSinkSpec,
@@ -252,6 +252,13 @@ class JobGraph:
     def is_chained(self, edge: JobEdge) -> bool:
         """Returns whether an edge joins two operators of the same task."""
         return edge.partitioner.kind is PartitionerKind.FORWARD and self.stages[edge.source] == self.stages[edge.target]
+
+    @staticmethod
+    def selectors(edges: Iterable[JobEdge]) -> list[Function]:
+        """Returns the key selectors and partitioners of edges that are objects: they are opened and closed."""
+        partitioners = [edge.partitioner for edge in edges]
+        used = [each for p in partitioners for each in (p.custom, p.selector) if isinstance(each, Function)]
+        return list({id(each): each for each in used}.values())
 
     @property
     def number_of_stages(self) -> int:

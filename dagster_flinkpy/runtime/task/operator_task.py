@@ -386,6 +386,8 @@ class OperatorTask:
             return
         store = self._job.job_storage.open()
         vertex = self.vertex
+        for selector in self._job.graph.selectors(self._edges.values()):
+            self.operator.open_function(selector)  # the senders, which have opened theirs, may be elsewhere
         for row in read_channel_state(handles, list(self._edges.values()), store, operator=vertex.uid):
             if row.kind != Kind.BUFFER:  # earlier releases have stored others, too
                 continue

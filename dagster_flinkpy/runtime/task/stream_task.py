@@ -66,6 +66,8 @@ class StreamTask(ParentTask):
         self._connect()
         for task in self._entered(self._tasks.values()):
             task.operator.open()
+            for selector in self.job.graph.selectors(self.job.graph.outputs(task.vertex.uid)):
+                task.operator.open_function(selector)
         for task in self._entered(self._tasks.values()):
             task.resume()
         # Downstream operators come first: their own in-flight data precedes what upstream in-flight data produces.
@@ -105,14 +107,15 @@ class StreamTask(ParentTask):
         for task in self._entered(self._tasks.values()):
             self._closed.add(task.vertex.uid)
             task.operator.close()
+            for selector in self.job.graph.selectors(self.job.graph.outputs(task.vertex.uid)):
+                task.operator.call("close()", selector.close)
 
     def _abort(self, after: int = 0) -> None:
         """Aborts what belongs to checkpoints after this one."""
         for task in self._tasks.values():
-            if task.context.checkpoint_id <= after:
-                continue
-            with suppress(USER_EXCEPTIONS):  # the next attempt aborts what remains
-                task.operator.abort()
+            if task.context.checkpoint_id > after:
+                with suppress(USER_EXCEPTIONS):  # the next attempt aborts what remains
+                    task.operator.abort()
 
     # --- input -------------------------------------------------------------------------------------------------------
 

@@ -10,6 +10,7 @@ import pytest
 from dagster_flinkpy.checkpoint.coordinator.coordinator_config import CoordinatorConfig
 from dagster_flinkpy.common import Row
 from dagster_flinkpy.common.typeinfo import TypeInformation, Types
+from dagster_flinkpy.datastream.functions import KeySelector, RuntimeContext
 from dagster_flinkpy.datastream.program.job_graph import JobGraph
 from dagster_flinkpy.errors import RestoreError
 from tests.runtime.harness import HarnessAttempt, collect_graph, collected
@@ -80,10 +81,21 @@ def test_records_in_flight_are_refused_if_they_have_changed(
         run(program(key, kind, parallelism), tmp_path)
 
 
+class ByOpened(KeySelector):
+    """Knows which field is the key only when it is open."""
+
+    def open(self, runtime_context: RuntimeContext) -> None:
+        self.field = "key"
+
+    def get_key(self, value: Any) -> str:
+        return str(value[self.field])
+
+
 @pytest.mark.parametrize("parallelism", [2, 3])
-def test_a_selector_that_gives_the_same_keys_is_accepted(tmp_path: Path, parallelism: int) -> None:
+@pytest.mark.parametrize("selector", [by_key, ByOpened()])
+def test_a_selector_that_gives_the_same_keys_is_accepted(tmp_path: Path, selector: Any, parallelism: int) -> None:
     first = run(program("key"), tmp_path)
-    second = run(program(by_key, parallelism=parallelism), tmp_path)
+    second = run(program(selector, parallelism=parallelism), tmp_path)
     assert sorted(first + second) == sorted((key, time) for key, time, _ in FEW + MANY)
 
 
