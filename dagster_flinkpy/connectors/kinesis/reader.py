@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterator
 from typing import Any
 
@@ -11,9 +12,12 @@ from dagster_flinkpy.connectors.columns.record_formats import Decoder, decoded, 
 from dagster_flinkpy.connectors.kinesis.client import KinesisStream, Position
 from dagster_flinkpy.connectors.kinesis.source import KinesisSource
 from dagster_flinkpy.datastream.connectors.base import SourceSplit
-from dagster_flinkpy.errors import InputExpiredError
+from dagster_flinkpy.errors import InputExpiredError, SourceReadError
 
 __all__ = ["arrival_ms", "read_shard"]
+
+_AGGREGATED = b"\xf3\x89\x9a\xc2"
+"""How records of the Kinesis Producer Library begin that hold several others. They end with an MD5."""
 
 
 def arrival_ms(record: Any) -> int:
@@ -51,4 +55,11 @@ def read_shard(source: KinesisSource, split: SourceSplit) -> Iterator[tuple[pa.A
 
 def _decoded(decode: Decoder, records: list[Any], shard: str) -> pa.Array:
     data = [record["Data"] for record in records]
+    for i, each in enumerate(data):
+        if each.startswith(_AGGREGATED) and hashlib.md5(each[4:-16], usedforsecurity=False).digest() == each[-16:]:
+            raise SourceReadError(
+                f"record {records[i]['SequenceNumber']} of shard {shard} holds several, which the Kinesis Producer "
+                "Library has aggregated, and the source cannot take them apart: set AggregationEnabled = false in the "
+                "producer. To leave out what is aggregated, start from empty state at a later time (starting)"
+            )
     return decoded(decode, data, lambda i: f"record {records[i]['SequenceNumber']} of shard {shard}")

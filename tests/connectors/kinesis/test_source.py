@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import uuid
 from collections.abc import Callable
@@ -15,7 +16,7 @@ import pytest
 from botocore.exceptions import ClientError
 
 from dagster_flinkpy.common import Types, WatermarkStrategy
-from dagster_flinkpy.common.serialization import SimpleStringSchema
+from dagster_flinkpy.common.serialization import ByteArraySchema, SimpleStringSchema
 from dagster_flinkpy.connectors import KinesisSource
 from dagster_flinkpy.connectors.kinesis import client as kinesis_client
 from dagster_flinkpy.connectors.kinesis.enumerator import KinesisEnumerator
@@ -405,6 +406,21 @@ def test_a_record_that_the_schema_does_not_take_is_named(stream: FakeKinesis) ->
     source = KinesisSource("stream", JsonRowDeserializationSchema(Types.ROW_NAMED(["n"], [Types.LONG()])))
     (splits,) = KinesisEnumerator(source, None, now=lambda: stream.now).plan_epoch(1)
     with pytest.raises(SourceReadError, match=rf"record {stream.count} of shard shardId-0 cannot be read"):
+        list(source.read(splits[0]))
+
+
+@pytest.mark.parametrize("lenient", [True, False])
+def test_aggregated_records_are_refused_whatever_the_schema_takes(stream: FakeKinesis, lenient: bool) -> None:
+    """Schemas that take anything made one record of them, those that skip what they cannot read none."""
+    row = JsonRowDeserializationSchema.builder().type_info(Types.ROW_NAMED(["n"], [Types.LONG()]))
+    source = KinesisSource("stream", row.ignore_parse_errors().build() if lenient else ByteArraySchema())
+    body = b'\x0a\x01k\x1a\x0b\x08\x00\x1a\x07{"n":1}'  # protobuf: a table of keys, and a record
+    stream.put("{}", "")
+    number, time, _ = stream.shards["shardId-0"].records.pop()
+    data = b"\xf3\x89\x9a\xc2" + body + hashlib.md5(body).digest()
+    stream.shards["shardId-0"].records.append((number, time, data))
+    (splits,) = KinesisEnumerator(source, None, now=lambda: stream.now).plan_epoch(1)
+    with pytest.raises(SourceReadError, match=rf"record {number} of shard shardId-0 .* AggregationEnabled"):
         list(source.read(splits[0]))
 
 
