@@ -68,6 +68,8 @@ class Settings:
     """Requests in which a Spark job is lost, so that another attempt runs it again."""
     rescale: Mapping[int, int] = field(default_factory=dict)
     """Request -> parallelism with which another attempt continues."""
+    running: bool = False
+    """Whether it is the same attempt that goes on with that parallelism."""
     savepoints: frozenset[int] = frozenset()
     """Requests before which a savepoint is taken, from which another attempt continues."""
     partitions: bool = False
@@ -259,7 +261,11 @@ def _run_job(
                 finished = attempt.finished or _all_read(program, metadata)
                 if number in settings.savepoints and not finished:
                     restore_from = attempt.savepoint()
-                if settings.attempts or number in settings.rescale or restore_from is not None:
+                if settings.running and number in settings.rescale and not finished:
+                    attempt._rescale(settings.rescale[number])
+                elif number in settings.rescale:
+                    break
+                if settings.attempts or restore_from is not None:
                     break
     late = sum(
         int(subtask.metrics.get("late_records_dropped", 0))
