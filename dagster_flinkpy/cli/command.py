@@ -23,14 +23,14 @@ __all__ = ["main"]
 
 
 class _Commands(click.Group):
-    """Prints an error of the library as one line, without a traceback."""
+    """Prints an error of the library without a traceback, in the lines of its message."""
 
     def invoke(self, ctx: click.Context) -> Any:
         try:
             return super().invoke(ctx)
         except (FlinkPyError, OSError) as error:
-            message = str(error) or type(error).__name__
-            raise click.ClickException(" ".join(message.split())) from error
+            lines = (" ".join(line.split()) for line in str(error).splitlines())
+            raise click.ClickException("\n".join(filter(None, lines)) or type(error).__name__) from error
 
 
 @click.group(cls=_Commands, context_settings={"help_option_names": ["-h", "--help"]})

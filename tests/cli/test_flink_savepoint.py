@@ -85,7 +85,9 @@ def test_a_savepoint_of_flink_is_imported_and_its_path_is_printed(tmp_path: Path
     arguments = ("--program", program_of(name, tmp_path), "--to", str(tmp_path / "to"))
     refused = run("savepoint", "import", path(name), *arguments)
     assert refused.exit_code == 1
-    assert "source" in refused.output.replace("\n", " ")
+    says, *problems, advice = refused.stderr.splitlines()
+    assert says.endswith("imported:") and advice.startswith("To leave it behind, pass ")
+    assert all(each.startswith("- ") for each in problems) and "source" in problems[0]
     result = run("savepoint", "import", path(name), *arguments, "--allow-non-restored-uid", "lines")
     assert result.exit_code == 0, result.output
     assert result.stdout.strip() == (tmp_path / "to").as_uri()
