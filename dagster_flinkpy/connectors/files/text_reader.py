@@ -108,6 +108,10 @@ def _bad_line(file: TextFile, parse: Parse, position: int, data: bytes, error: E
     if isinstance(file.format, JsonLinesReaderFormat) and isinstance(error, pa.ArrowException):
         with suppress(json.JSONDecodeError):  # PyArrow does not name the member
             error = wrong_member(file.format.produced_type, record) or error
+    if not isinstance(file.format, CsvReaderFormat | JsonLinesReaderFormat):
+        charset = file.format.charset_name
+        what = f"not in {charset}: give text_line_format() the charset of the file, such as 'ISO-8859-1'"
+        return InputChangedError(f"line {line:,} ({record!r:.200}) is {what}")
     return InputChangedError(f"line {line:,} ({record!r:.200}): {error}")
 
 

@@ -426,6 +426,13 @@ def test_what_is_packed_otherwise_is_no_text(tmp_path: Path, name: str) -> None:
         read(StreamFormat.text_line_format("ISO-8859-1"), tmp_path)
 
 
+@pytest.mark.parametrize("charset", ["UTF-8", "ascii"])
+def test_a_line_in_another_charset_is_an_error_that_says_what_to_do(tmp_path: Path, charset: str) -> None:
+    (tmp_path / "a.txt").write_bytes("a\né\n".encode("ISO-8859-1"))
+    with pytest.raises(InputChangedError, match=rf"a\.txt: line 2 .* is not in {charset}: give text_line_format\(\) "):
+        read(StreamFormat.text_line_format(charset), tmp_path)
+
+
 @pytest.mark.parametrize(
     "content", [gzip.compress(b"1\n" * 1000, mtime=0)[:-9], b"no gzip"], ids=["cut off", "no gzip"]
 )
