@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from datetime import datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -106,6 +107,17 @@ class Totals(OfUser):
         self.count.update((self.count.value() or 0) + 1)
         self.sum.update((self.sum.value() or 0) + value[1])
         yield value[0], self.count.value(), self.sum.value()
+
+
+class Windowed(Totals):
+    """Totals of a user in five seconds, which Spark's function ``window`` puts into the key."""
+
+    times = Types.ROW_NAMED(["start", "end"], [Types.SQL_TIMESTAMP()] * 2)
+    keys = Types.ROW_NAMED(["window", "user"], [times, Types.STRING()])
+
+    def key_of(self, row: tuple[str, int]) -> Any:
+        start = datetime(2026, 1, 1, 0, 0, row[1] // 5 * 5)
+        return Row(window=Row(start=start, end=start + timedelta(seconds=5)), user=row[0])
 
 
 class Sums(OfUser):
@@ -331,6 +343,21 @@ def test_two_sums_become_two_states(spark: SparkSession, tmp_path: Path) -> None
     report, _ = imported(spark, tmp_path, Sums())
     assert [each.name for each in report.imported if each.keyed] == ["sum", "sum_2"]
     check_goes_on(tmp_path, Sums, report.url)
+
+
+def test_a_program_goes_on_with_an_aggregation_in_windows(spark: SparkSession, tmp_path: Path) -> None:
+    write(tmp_path / "in", "a.json", BEFORE)
+
+    def query(rows: DataFrame) -> DataFrame:
+        from pyspark.sql.functions import window
+
+        windows = rows.withWatermark("time", "1 hour").groupBy(window("time", "5 seconds"), "user")
+        return windows.agg({"*": "count", "amount": "sum"})
+
+    run_in_spark(spark, tmp_path, query)
+    report, _ = imported(spark, tmp_path, Windowed())
+    assert [(each.name, each.rows) for each in report.imported if each.keyed] == [("count", 20), ("sum", 20)]
+    check_goes_on(tmp_path, Windowed, report.url)
 
 
 @pytest.mark.parametrize("named", [False, True], ids=["tuple", "row"])
