@@ -19,7 +19,7 @@ __all__ = ["READING", "Column", "check_columns", "column_of_type", "columns_of_t
 
 READING = (
     "SET DateStyle = 'ISO'; SET TimeZone = 'UTC'; SET bytea_output = 'hex'; SET extra_float_digits = 1; "
-    "SET row_security = off; SET statement_timeout = 0"
+    "SET row_security = off; SET statement_timeout = 0; SET idle_in_transaction_session_timeout = 0"
 )
 """The settings of a session that reads: values have the text that `from_text` reads, rows that a policy would hide are
 an error, and whoever takes the rows may be slow. A pooler gives each transaction another session."""

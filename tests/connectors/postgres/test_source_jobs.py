@@ -211,13 +211,19 @@ def test_a_pooler_that_gives_each_transaction_another_session_changes_no_value(
     database.sql("DROP SCHEMA {} CASCADE")
 
 
-def test_a_statement_that_reads_may_take_longer_than_the_role_lets_others(postgres: str, tmp_path: Path) -> None:
-    """It takes as long as functions take for the rows: a slow one made the server end it, in each attempt."""
+@pytest.mark.parametrize("timeout", ["statement_timeout", "idle_in_transaction_session_timeout"])
+def test_a_transaction_that_reads_may_take_longer_than_the_role_lets_others(
+    postgres: str, tmp_path: Path, timeout: str
+) -> None:
+    """It takes as long as functions take for the rows: a slow one made the server end it, in each attempt.
+
+    If all rows are on their way, the server waits for the end of the transaction.
+    """
     database = Database(postgres, tmp_path)
     database.sql("CREATE TABLE {}.t (n bigint PRIMARY KEY)")
-    table, limited = f"{database.schema}.t", f"{postgres}&options=-c%20statement_timeout%3D1h"
+    table, limited = f"{database.schema}.t", f"{postgres}&options=-c%20{timeout}%3D1h"
     with scanning(PostgresSource(limited, table, "n", row_type=NUMBER)) as scan:
-        assert scan.one("SHOW statement_timeout") == "0"
+        assert scan.one(f"SHOW {timeout}") == "0"
     with slot_of(PostgresChangeSource(limited, table, "slot", row_type=NUMBER)) as slot:
-        assert value_of(slot.connection, "SHOW statement_timeout") == "0"
+        assert value_of(slot.connection, f"SHOW {timeout}") == "0"
     database.sql("DROP SCHEMA {} CASCADE")
