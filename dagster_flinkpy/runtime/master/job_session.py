@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 import uuid
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
@@ -19,6 +20,8 @@ __all__ = ["JobSession", "SharedSession"]
 _AGAIN_SECONDS = 1.0
 _TASK_TRIES = 4
 """Spark's default of ``spark.task.maxFailures``."""
+_IDLE_SECONDS = 60.0
+"""After how long a server is asked whether it has the session still: one closes those that were idle for an hour."""
 
 
 class SharedSession:
@@ -29,16 +32,30 @@ class SharedSession:
         self.owner = uuid.uuid4().hex
         """Tells Spark jobs of this attempt from those of others."""
         self._spark: SparkSession | None = None
+        self._used = 0.0
+        """When somebody asked for the session last, in seconds of the monotonic clock."""
         self._tries: tuple[SparkSession, int] | None = None
         self._lock = threading.Lock()
 
     def get(self) -> SparkSession:
         """Returns the session."""
         with self._lock:
+            before, self._used = self._used, time.monotonic()
+            if self._spark is not None and self._used - before > _IDLE_SECONDS and self._was_closed(self._spark):
+                self._spark = None
             if self._spark is None:
                 self.progress(f"waiting for Spark ({self.settings.mode})")  # it may have to start first
                 self._spark = get_session(self.settings)
             return self._spark
+
+    def _was_closed(self, spark: SparkSession) -> bool:
+        if self.settings.mode != "remote":
+            return False
+        try:
+            spark.conf.get("spark.sql.session.timeZone")
+        except Exception as error:
+            return lost_server(self.settings, spark, error) is not None
+        return False
 
     def task_tries(self, spark: SparkSession) -> int:
         """Returns how often Spark tries a task. A server is asked once, because each question costs a round trip."""

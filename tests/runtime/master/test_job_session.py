@@ -1,16 +1,23 @@
-"""The Spark session of an attempt, without Spark."""
+"""The Spark session of an attempt."""
 
 from __future__ import annotations
 
 from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
 from typing import Any
 
 import pytest
+from pyspark.sql import SparkSession
 
+from dagster_flinkpy.common.exchange_options import ExchangeMode, ExchangeOptions
 from dagster_flinkpy.errors import SparkUnavailableError
 from dagster_flinkpy.runtime.master import job_session
+from dagster_flinkpy.runtime.master.job import JobAttempt, JobConfig
 from dagster_flinkpy.runtime.master.job_session import JobSession, SharedSession
-from dagster_flinkpy.spark.sessions import SparkSettings
+from dagster_flinkpy.spark.sessions import SparkSettings, _state_file
+from dagster_flinkpy.storage import StorageLocation
+from tests.runtime.harness import collect_graph, collected
+from tests.runtime.programs import environment, events
 
 
 class FakeSession:
@@ -62,3 +69,23 @@ def test_jobs_of_one_name_on_one_server_are_not_interrupted_together(
             with session.open():
                 pass
     assert one.tags[0] == one.tags[1] != one.tags[2] == one.tags[3]
+
+
+@pytest.mark.spark
+def test_a_session_that_the_server_has_closed_is_opened_again(
+    tmp_path: Path, spark_settings: SparkSettings, spark: SparkSession, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(job_session, "_IDLE_SECONDS", 0.0)
+    server = _state_file(spark_settings).read()
+    assert server is not None
+    remote = SparkSettings(mode="remote", remote=f"sc://localhost:{server.port}/;token={server.token}")
+    graph = collect_graph(events(environment(1), [("a", i, i) for i in range(4)], per_epoch=2))
+    exchange = ExchangeOptions(ExchangeMode.SPARK)  # live tasks keep their session
+    config = JobConfig("job", StorageLocation(str(tmp_path)), remote, exchange=exchange)
+    with JobAttempt(graph, config, owner="test") as attempt:
+        attempt.run_epoch()
+        idle: Any = attempt._spark.get()
+        idle.client.release_session()  # as the server does after an hour
+        attempt.run_epoch()
+        assert len(collected(attempt.graph, attempt.collected)) == 2
+        assert attempt.execution is not None and not attempt.execution.failures
