@@ -59,7 +59,8 @@ def open_client(source: KinesisSource) -> Any:
     from botocore.config import Config
 
     config = Config(connect_timeout=10, read_timeout=60, retries={"mode": "standard", "total_max_attempts": 10})
-    return boto3.client("kinesis", region_name=source.region, endpoint_url=source.endpoint_url, config=config)
+    session = boto3.Session()  # the default session has the keys for good that a file had at first
+    return session.client("kinesis", region_name=source.region, endpoint_url=source.endpoint_url, config=config)
 
 
 class KinesisStream:

@@ -27,6 +27,7 @@ from dagster_flinkpy.storage import StorageLocation
 from dagster_flinkpy.testing import run_local
 from tests.runtime.harness import HarnessAttempt, collect_graph, collected
 from tests.runtime.programs import environment
+from tests.storage.keys import only_keys, write_keys
 
 HOUR = 3_600_000
 
@@ -487,6 +488,14 @@ def test_records_have_the_times_of_their_arrival(server: str) -> None:
     stream = env.from_source(source, WatermarkStrategy.for_monotonous_timestamps(), "in").uid("in")
     (found,) = run_local(env, stream)
     assert found == ["a", "b"]
+
+
+def test_the_next_attempt_has_the_keys_that_a_file_has_then(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    only_keys(tmp_path / "credentials", monkeypatch)
+    source = KinesisSource("s", SimpleStringSchema(), region="us-east-1")
+    for key in ("first", "second"):
+        write_keys(tmp_path / "credentials", key)
+        assert kinesis_client.open_client(source)._request_signer._credentials.access_key == key
 
 
 def test_a_stream_that_does_not_exist_is_named(server: str) -> None:
