@@ -11,6 +11,7 @@ import json
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from enum import Enum
@@ -140,7 +141,10 @@ class JobVertex:
 
         The spec is a copy, so that operators which were given the same function do not share it.
         """
-        return replace(self, spec=code_pickling.copied(self.spec.on_workers()), migrations=())
+        spec = self.spec.on_workers()
+        with suppress(Exception):  # as of an object that only workers can unpickle
+            spec = code_pickling.copied(spec)
+        return replace(self, spec=spec, migrations=())
 
 
 @dataclass(frozen=True)
