@@ -114,7 +114,8 @@ def test_auto_runs_spark_jobs_if_single_tasks_are_retried(tmp_path: Path, spark_
 def test_tasks_do_not_live_where_spark_copies_slow_tasks(
     tmp_path: Path, spark_settings: SparkSettings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(job_exchange, "copies_slow_tasks", lambda _: True)
+    told = TaskSlots({"driver": 3}, 3, copied=True)
+    monkeypatch.setattr("dagster_flinkpy.runtime.master.slots.job_slots.slots_of_local_master", lambda _: told)
     assert "(execution.exchange: spark), because Spark would start copies" in said_by(tmp_path, spark_settings)
     with pytest.raises(UnsupportedEnvironmentError, match=r"unset spark\.speculation\.task\.duration\.threshold"):
         said_by(tmp_path / "asked", spark_settings, exchange=ExchangeOptions(ExchangeMode.PIPELINED))

@@ -43,7 +43,6 @@ from dagster_flinkpy.runtime.shuffle.wire import WireRow
 from dagster_flinkpy.spark.progress import ProgressLines, SparkProgress, watched
 from dagster_flinkpy.spark.record_counts import RecordCounts
 from dagster_flinkpy.spark.sessions import announce_job, kept_slots
-from dagster_flinkpy.spark.task_slots import copies_slow_tasks
 
 __all__ = ["JobExchange"]
 
@@ -167,7 +166,7 @@ class JobExchange:
         if not self._config.in_process:
             with session.open() as spark:
                 slots.look(spark, wait=not auto and asked is None)
-                why = _COPIES if copies_slow_tasks(spark) else None
+            why = _COPIES if slots.copied else None
             self._per_process = asked or slots.slots_per_process(spare=1 if auto else 0)
         if why is not None and not auto:
             raise UnsupportedEnvironmentError(f"tasks cannot live in slots: {why}")

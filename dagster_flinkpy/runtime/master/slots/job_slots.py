@@ -72,6 +72,8 @@ class JobSlots:
         """Its pipelined regions."""
         self.had: int | None = None
         """How many slots Spark has; None as long as it was not asked, or does not say."""
+        self.copied = False
+        """Whether Spark copies tasks because of their age."""
         self._said = ""
         self._limit: int | None = None
         """How many slots Spark can have."""
@@ -125,7 +127,7 @@ class JobSlots:
         Raises:
             NoResourceAvailableError: No executor has as many cores as a slot-sharing group asks for.
         """
-        self.had, self._limit, self._cores = slots.number, slots.limit, slots.cores
+        self.had, self._limit, self._cores, self.copied = slots.number, slots.limit, slots.cores, slots.copied
         largest = max(slots.executors.values())
         wide = sorted({h.slot_sharing_group for _, h in _with_heads(self._graph) if _width(h, slots.cores) > largest})
         if wide:
