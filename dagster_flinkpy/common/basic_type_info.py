@@ -6,6 +6,7 @@ import pickle
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+from dagster_flinkpy import code_pickling
 from dagster_flinkpy.common.type_information import Json, TypeInformation
 from dagster_flinkpy.errors import ConfigurationError, TypeMismatchError
 
@@ -22,6 +23,9 @@ __all__ = [
     "PickledBytesTypeInfo",
     "StoredBigDecTypeInfo",
 ]
+
+_WITH_CLASS = 150
+"""A value that is pickled with its class takes more bytes: the names alone that make it."""
 
 BASIC_TYPES = {
     "STRING": "string",
@@ -164,7 +168,7 @@ class PickledBytesTypeInfo(TypeInformation):
     def from_arrow(self, column: pa.Array) -> list[Any]:
         # None itself is pickled: null is what a row that is missing has here.
         try:
-            return [None if v is None else pickle.loads(v) for v in column.to_pylist()]
+            return [None if v is None else _loaded(v) for v in column.to_pylist()]
         except Exception as e:  # anything, because a value runs code of its class
             raise TypeMismatchError(
                 f"a pickled value cannot be read: {type(e).__name__}: {e}. If its class is not installed here, or has "
@@ -176,6 +180,12 @@ class PickledBytesTypeInfo(TypeInformation):
 
     def __repr__(self) -> str:
         return "Types.PICKLED_BYTE_ARRAY()"
+
+
+def _loaded(pickled: bytes) -> Any:
+    if len(pickled) < _WITH_CLASS or code_pickling.FILL not in pickled:
+        return pickle.loads(pickled)
+    return code_pickling.loads_with_classes(pickled)
 
 
 def _dumps_with_class(value: Any) -> bytes:

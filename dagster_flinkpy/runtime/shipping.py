@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 
-from dagster_flinkpy.datastream.program import code_pickling
+from dagster_flinkpy import code_pickling
 from dagster_flinkpy.datastream.program.job_graph import JobGraph
 from dagster_flinkpy.errors import ConfigurationError, StoreUnreachableError
 from dagster_flinkpy.runtime.epoch import EpochJob

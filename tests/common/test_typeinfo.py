@@ -4,6 +4,8 @@ import datetime
 import decimal
 import math
 import re
+import subprocess
+import sys
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -384,6 +386,35 @@ def test_what_pickle_does_not_know_is_pickled_with_its_class() -> None:
     kind = Types.PICKLED_BYTE_ARRAY()
     function, inner, local = kind.from_arrow(kind.to_arrow([lambda: 7, Inner(), _Local()]))
     assert (function(), inner.x, type(local)) == (7, 5, _Local)
+
+
+def test_a_class_stays_as_it_is_when_records_bring_it_along() -> None:
+    """On Spark, records of a class of a notebook do. Its methods then read no variable that a later cell has set."""
+    rate = 1
+
+    class Order:
+        def __init__(self, number: int) -> None:
+            self.number = number
+
+        def total(self) -> int:
+            return self.number * rate
+
+    kind = Types.PICKLED_BYTE_ARRAY()
+    [order] = kind.from_arrow(kind.to_arrow([Order(2)]))
+    rate = 10
+    assert (type(order), order.total(), Order(3).total()) == (Order, 20, 30)
+
+
+def test_a_class_that_records_bring_along_is_made_where_it_is_not() -> None:
+    class Order:
+        def total(self) -> int:
+            return 7
+
+    [data] = Types.PICKLED_BYTE_ARRAY().to_arrow([Order()]).to_pylist()
+    read = "from dagster_flinkpy.common import Types; import pyarrow as pa, sys; data = sys.stdin.buffer.read()"
+    read += "; [o, p] = Types.PICKLED_BYTE_ARRAY().from_arrow(pa.array([data] * 2)); print(o.total() + p.total())"
+    done = subprocess.run([sys.executable, "-c", read], input=data, stdout=subprocess.PIPE, check=True)
+    assert done.stdout.strip() == b"14"
 
 
 def test_a_named_row_does_not_take_rows_of_other_names() -> None:

@@ -12,7 +12,7 @@ from typing import Any
 import cloudpickle
 import pytest
 
-from dagster_flinkpy.datastream.program import code_pickling
+from dagster_flinkpy import code_pickling
 
 
 def functions() -> dict[str, Callable[[], Any]]:

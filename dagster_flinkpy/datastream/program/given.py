@@ -7,7 +7,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar
 
-from dagster_flinkpy.datastream.program import code_pickling
+from dagster_flinkpy import code_pickling
 
 __all__ = ["Given"]
 

@@ -18,6 +18,7 @@ from enum import Enum
 from functools import cached_property
 from typing import Any
 
+from dagster_flinkpy import code_pickling
 from dagster_flinkpy.common.typeinfo import RowTypeInfo, TupleTypeInfo, TypeInformation
 from dagster_flinkpy.common.watermark_strategy import WatermarkStrategy
 from dagster_flinkpy.datastream.connectors.blocking_edge import BlockingEdgeSink, BlockingEdgeSource
@@ -30,7 +31,6 @@ from dagster_flinkpy.datastream.operator_specs import (
     Selector,
     SparkTransformSpec,
 )
-from dagster_flinkpy.datastream.program import code_pickling
 from dagster_flinkpy.datastream.program.python_dependencies import PythonDependencies
 from dagster_flinkpy.datastream.slot_sharing_group import SlotSharingGroup
 from dagster_flinkpy.errors import (

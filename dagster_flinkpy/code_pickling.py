@@ -12,9 +12,13 @@ from types import CodeType
 from typing import Any
 from weakref import WeakKeyDictionary, WeakValueDictionary
 
-__all__ = ["copied", "dumps", "dumps_with_classes"]
+__all__ = ["FILL", "copied", "dumps", "dumps_with_classes", "loads_with_classes"]
 
 _Reduced = tuple[Any, ...]
+
+FILL = b"_class_setstate"
+"""The name of what fills a class; a pickle of ``cloudpickle`` without it has no classes."""
+_MAKE = ("_make_skeleton_class", "_make_skeleton_enum")
 
 _ids: WeakKeyDictionary[type, str] = WeakKeyDictionary()
 """Classes of this process that it has pickled by value, and their ids."""
@@ -40,6 +44,38 @@ def dumps(value: Any) -> bytes:
 def dumps_with_classes(value: Any) -> bytes:
     """Pickles a value as :func:`dumps` does. If one of its classes changes in this process, it gets that as it was."""
     return _dumps(value, _as_it_is)
+
+
+def loads_with_classes(data: bytes) -> Any:
+    """Unpickles what another process has pickled with its classes. Those that are here stay as they are."""
+    return _Unpickler(io.BytesIO(data)).load()
+
+
+class _Unpickler(pickle.Unpickler):
+    """Fills only the classes that it has made."""
+
+    def __init__(self, file: io.BytesIO) -> None:
+        super().__init__(file)
+        self._made: set[type] = set()
+
+    def find_class(self, module: str, name: str) -> Any:
+        found = super().find_class(module, name)
+        if name in _MAKE:
+            return partial(self._make, found)
+        return partial(self._fill, found) if name == FILL.decode() else found
+
+    def _make(self, make: Callable[..., type], *arguments: Any) -> type:
+        from cloudpickle.cloudpickle import _DYNAMIC_CLASS_TRACKER_BY_ID
+
+        is_here = arguments[-2] in _DYNAMIC_CLASS_TRACKER_BY_ID
+        made = make(*arguments)
+        if not is_here:
+            self._made.add(made)
+        return made
+
+    def _fill(self, fill: Callable[[type, Any], object], made: type, has: Any) -> None:
+        if made in self._made:
+            fill(made, has)
 
 
 def copied(value: Any) -> Any:
