@@ -5,12 +5,13 @@ from __future__ import annotations
 import hashlib
 import io
 import pickle
+import threading
 from collections import ChainMap
 from collections.abc import Callable
 from functools import cache, partial
 from types import CodeType
 from typing import Any
-from weakref import WeakKeyDictionary, WeakValueDictionary
+from weakref import WeakKeyDictionary, WeakSet, WeakValueDictionary
 
 __all__ = ["FILL", "copied", "dumps", "dumps_with_classes", "loads_with_classes"]
 
@@ -24,6 +25,9 @@ _ids: WeakKeyDictionary[type, str] = WeakKeyDictionary()
 """Classes of this process that it has pickled by value, and their ids."""
 _classes: WeakValueDictionary[str, type] = WeakValueDictionary()
 """The same by id."""
+_unfilled: WeakSet[type] = WeakSet()
+"""Classes that were made here by :func:`loads_with_classes` and have no content yet."""
+_making = threading.Lock()
 
 
 def dumps(value: Any) -> bytes:
@@ -52,30 +56,30 @@ def loads_with_classes(data: bytes) -> Any:
 
 
 class _Unpickler(pickle.Unpickler):
-    """Fills only the classes that it has made."""
-
-    def __init__(self, file: io.BytesIO) -> None:
-        super().__init__(file)
-        self._made: set[type] = set()
+    """Fills only classes that were not here."""
 
     def find_class(self, module: str, name: str) -> Any:
         found = super().find_class(module, name)
         if name in _MAKE:
-            return partial(self._make, found)
-        return partial(self._fill, found) if name == FILL.decode() else found
+            return partial(_made, found)
+        return partial(_fill_if_new, found) if name == FILL.decode() else found
 
-    def _make(self, make: Callable[..., type], *arguments: Any) -> type:
-        from cloudpickle.cloudpickle import _DYNAMIC_CLASS_TRACKER_BY_ID
 
+def _made(make: Callable[..., type], *arguments: Any) -> type:
+    from cloudpickle.cloudpickle import _DYNAMIC_CLASS_TRACKER_BY_ID
+
+    with _making:
         is_here = arguments[-2] in _DYNAMIC_CLASS_TRACKER_BY_ID
         made = make(*arguments)
         if not is_here:
-            self._made.add(made)
-        return made
+            _unfilled.add(made)
+    return made
 
-    def _fill(self, fill: Callable[[type, Any], object], made: type, has: Any) -> None:
-        if made in self._made:
-            fill(made, has)
+
+def _fill_if_new(fill: Callable[[type, Any], object], made: type, has: Any) -> None:
+    if made in _unfilled:  # another thread may have made it, or one that failed before it could fill it
+        fill(made, has)
+        _unfilled.discard(made)
 
 
 def copied(value: Any) -> Any:

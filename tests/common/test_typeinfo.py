@@ -7,6 +7,7 @@ import re
 import subprocess
 import sys
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -415,6 +416,35 @@ def test_a_class_that_records_bring_along_is_made_where_it_is_not() -> None:
     read += "; [o, p] = Types.PICKLED_BYTE_ARRAY().from_arrow(pa.array([data] * 2)); print(o.total() + p.total())"
     done = subprocess.run([sys.executable, "-c", read], input=data, stdout=subprocess.PIPE, check=True)
     assert done.stdout.strip() == b"14"
+
+
+def test_a_class_that_could_not_be_read_is_made_the_next_time(tmp_path: Path) -> None:
+    file = tmp_path / "text"
+
+    class Read:
+        def __reduce__(self) -> Any:
+            return Path.read_text, (file,)
+
+    class Order:
+        text = Read()
+
+        def total(self) -> str:
+            return str(self.text)
+
+    [data] = Types.PICKLED_BYTE_ARRAY().to_arrow([Order()]).to_pylist()
+    read = """
+import gc, pathlib, sys, pyarrow as pa
+from dagster_flinkpy.common import Types
+gc.disable()  # the class that is half made stays
+column = pa.array([sys.stdin.buffer.read()])
+try:
+    Types.PICKLED_BYTE_ARRAY().from_arrow(column)
+except Exception:
+    pathlib.Path(sys.argv[1]).write_text("7")
+print(Types.PICKLED_BYTE_ARRAY().from_arrow(column)[0].total())
+"""
+    command = [sys.executable, "-c", read, str(file)]
+    assert subprocess.run(command, input=data, stdout=subprocess.PIPE, check=True).stdout.strip() == b"7"
 
 
 def test_a_named_row_does_not_take_rows_of_other_names() -> None:
