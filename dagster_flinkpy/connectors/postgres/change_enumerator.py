@@ -9,7 +9,7 @@ import psycopg
 
 from dagster_flinkpy.connectors.postgres.change_source import PostgresChangeSource
 from dagster_flinkpy.connectors.postgres.columns import check_columns, columns_of_table
-from dagster_flinkpy.connectors.postgres.connection import connect, row_of
+from dagster_flinkpy.connectors.postgres.connection import connect, row_of, untimed
 from dagster_flinkpy.connectors.postgres.slot import ReplicationSlot, lsn_text, slot_of
 from dagster_flinkpy.connectors.postgres.surroundings import Surroundings
 from dagster_flinkpy.connectors.sources.split_enumerators import EndingEnumerator
@@ -149,7 +149,7 @@ class PostgresChangeEnumerator(EndingEnumerator):
         """Plans to read the rows that the table has, in a snapshot that stays until they are read."""
         connection = self._exporting = connect(self._source.conninfo, "flinkpy source")
         connection.execute("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY")
-        connection.execute("SET LOCAL idle_in_transaction_session_timeout = 0")
+        connection.execute(f"SET LOCAL idle_in_transaction_session_timeout = 0; {untimed('SET LOCAL')}")
         # TRUNCATE and ALTER TABLE would take the rows from the snapshot.
         connection.execute(f"LOCK TABLE {slot.table_name} IN ACCESS SHARE MODE".encode())
         snapshot, visible = row_of(connection, "SELECT pg_export_snapshot(), pg_current_snapshot()::text")

@@ -72,8 +72,9 @@ def _rows(source: PostgresChangeSource, slot: ReplicationSlot, given: Json) -> G
         listed(source.table_type.field_names), table_of(source.schema, source.table)
     )
     with slot.connection.transaction(), slot.connection.cursor() as cursor:
-        cursor.execute(f"SET TRANSACTION ISOLATION LEVEL REPEATABLE READ, READ ONLY; {READING}")
+        cursor.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ, READ ONLY")
         cursor.execute(sql.SQL("SET TRANSACTION SNAPSHOT {}").format(sql.Literal(given["snapshot"])))
+        cursor.execute(READING)
         cursor.execute(_IN_ORDER)
         with cursor.copy(rows) as lines:
             for table in parsed_rows(lines, source.table_type.field_names, source.batch_rows):

@@ -13,13 +13,14 @@ import pyarrow.compute as pc
 from dagster_flinkpy.common.typeinfo import DecimalTypeInfo, RowTypeInfo, TypeInformation, Types
 from dagster_flinkpy.connectors.columns.arrow_types import type_info_of
 from dagster_flinkpy.connectors.columns.column_casts import check_cast
+from dagster_flinkpy.connectors.postgres.connection import untimed
 from dagster_flinkpy.errors import ConfigurationError, SourceReadError, TypeMismatchError
 
 __all__ = ["READING", "Column", "check_columns", "column_of_type", "columns_of_table", "from_text", "row_type_of"]
 
 READING = (
     "SET DateStyle = 'ISO'; SET TimeZone = 'UTC'; SET bytea_output = 'hex'; SET extra_float_digits = 1; "
-    "SET row_security = off; SET statement_timeout = 0; SET idle_in_transaction_session_timeout = 0"
+    f"SET row_security = off; SET idle_in_transaction_session_timeout = 0; {untimed('SET')}"
 )
 """The settings of a session that reads: values have the text that `from_text` reads, rows that a policy would hide are
 an error, and whoever takes the rows may be slow. A pooler gives each transaction another session."""

@@ -11,7 +11,7 @@ from psycopg import sql
 
 from dagster_flinkpy.errors import SourceReadError
 
-__all__ = ["connect", "end_of_timeline", "listed", "reading", "row_of", "table_of", "value_of"]
+__all__ = ["connect", "end_of_timeline", "listed", "reading", "row_of", "table_of", "untimed", "value_of"]
 
 _DEFAULTS = {"connect_timeout": "10", "keepalives_idle": "30", "keepalives_interval": "10", "keepalives_count": "3"}
 """Seconds. A server that vanishes without a word is noticed after a minute; the system would take two hours."""
@@ -63,6 +63,19 @@ def end_of_timeline(conninfo: str, timeline: int, current: int) -> int | None:
             high, low = parts[1].split("/")
             return int(high, 16) << 32 | int(low, 16)
     return None
+
+
+def untimed(how: str) -> str:
+    """Returns statements after which a transaction, and a statement, may take longer than the role lets others.
+
+    Args:
+        how: ``SET`` or ``SET LOCAL``.
+    """
+    newer = "transaction_timeout"  # since PostgreSQL 17
+    return (
+        f"{how} statement_timeout = 0; SELECT set_config('{newer}', '0', {str(how == 'SET LOCAL').lower()}) "
+        f"WHERE current_setting('{newer}', true) <> '0'"
+    )
 
 
 def row_of(connection: psycopg.Connection[Any], statement: Any, *values: object) -> Any:

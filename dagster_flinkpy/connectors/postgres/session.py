@@ -11,7 +11,7 @@ from typing import Any
 import psycopg
 from psycopg import sql
 
-from dagster_flinkpy.connectors.postgres.connection import connect, listed, table_of, value_of
+from dagster_flinkpy.connectors.postgres.connection import connect, listed, table_of, untimed, value_of
 from dagster_flinkpy.connectors.postgres.sink import PostgresSink
 from dagster_flinkpy.errors import CommitRefusedError, ConfigurationError
 
@@ -33,8 +33,8 @@ _LEDGER_COLUMNS = (
     "job text NOT NULL, uid text NOT NULL, checkpoint bigint NOT NULL, digest text NOT NULL, rows bigint NOT NULL, "
     "partition text, committed_at timestamptz NOT NULL DEFAULT now(), PRIMARY KEY (job, uid, checkpoint, digest)"
 )
-_SETTINGS = ("TimeZone = 'UTC'", "DateStyle = 'ISO'", "row_security = off", "statement_timeout = 0")
-"""Times without a zone are in UTC. A policy that would hide rows is an error. A statement may take a whole epoch."""
+_SETTINGS = ("TimeZone = 'UTC'", "DateStyle = 'ISO'", "row_security = off")
+"""Times without a zone are in UTC. A policy that would hide rows is an error."""
 # Without waiting for the disk, a crash of the server would lose commits. Whoever locks the table forever is noticed.
 _COMMITTING = b""";
 SELECT set_config('synchronous_commit', 'on', true) WHERE current_setting('synchronous_commit') = 'off';
@@ -42,7 +42,7 @@ SELECT set_config('lock_timeout', '60s', true) WHERE current_setting('lock_timeo
 
 
 def _setting(how: str) -> bytes:
-    return "; ".join(f"{how} {each}" for each in _SETTINGS).encode()
+    return "; ".join([*(f"{how} {each}" for each in _SETTINGS), untimed(how)]).encode()
 
 
 def may_pass(error: Exception) -> bool:

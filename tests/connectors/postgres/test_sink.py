@@ -377,12 +377,15 @@ def test_an_identity_column_takes_the_values_of_records(database: Database, opti
     assert database.rows() == [5, 7]
 
 
+@pytest.mark.parametrize("timeout", ["statement_timeout", "transaction_timeout"])
 @pytest.mark.parametrize("options", [{}, {"key": ["n"]}, {"prepare_transactions": True}])
-def test_a_statement_may_take_longer_than_the_role_lets_others(database: Database, options: Any) -> None:
+def test_a_transaction_may_take_longer_than_the_role_lets_others(
+    database: Database, options: Any, timeout: str
+) -> None:
     """One that writes takes as long as an epoch, or its rows need."""
-    database.create("n bigint UNIQUE, s text CHECK (current_setting('statement_timeout') = '0')")
+    database.create(f"n bigint UNIQUE, s text CHECK (current_setting('{timeout}') = '0')")
     sink = database.sink(**options)
-    sink.conninfo = f"{database.conninfo}&options=-c%20statement_timeout%3D1h"
+    sink.conninfo = f"{database.conninfo}&options=-c%20{timeout}%3D1h"
     committer(sink).abort_lingering([])
     assert commit(sink, stage(sink, numbers(1))) == 0
     assert database.rows() == [1]

@@ -211,7 +211,7 @@ def test_a_pooler_that_gives_each_transaction_another_session_changes_no_value(
     database.sql("DROP SCHEMA {} CASCADE")
 
 
-@pytest.mark.parametrize("timeout", ["statement_timeout", "idle_in_transaction_session_timeout"])
+@pytest.mark.parametrize("timeout", ["statement_timeout", "idle_in_transaction_session_timeout", "transaction_timeout"])
 def test_a_transaction_that_reads_may_take_longer_than_the_role_lets_others(
     postgres: str, tmp_path: Path, timeout: str
 ) -> None:
