@@ -13,7 +13,7 @@ from types import CodeType
 from typing import Any
 from weakref import WeakKeyDictionary, WeakSet, WeakValueDictionary
 
-__all__ = ["FILL", "copied", "dumps", "dumps_with_classes", "loads_with_classes"]
+__all__ = ["FILL", "copier", "dumps", "dumps_with_classes", "loads_with_classes"]
 
 _Reduced = tuple[Any, ...]
 
@@ -82,9 +82,38 @@ def _fill_if_new(fill: Callable[[type, Any], object], made: type, has: Any) -> N
         _unfilled.discard(made)
 
 
-def copied(value: Any) -> Any:
-    """Returns a value with objects and functions of its own. Their classes are the same."""
-    return pickle.loads(_dumps(value, _by_id))
+def copier(values: Any) -> Callable[[Any], Any]:
+    """Returns what copies these values: a copy has objects and functions of its own.
+
+    Their classes are the same, and so is all that methods of these refer to: one that looks whether an attribute *is* a
+    constant of its module, or in a dictionary there that a function has filled, finds that one.
+    """
+    classes: dict[type, None] = {}
+
+    def note(each: type, reduced: _Reduced) -> _Reduced:
+        classes[each] = None
+        return reduced
+
+    _dumps(values, note)
+    methods = _pickler()(io.BytesIO(), note)
+    methods.dump(list(classes))
+    shared = {key: each for key, (_, each) in methods.memo.copy().items()} if classes else {}
+
+    class Pickler(_pickler()):  # type: ignore[misc]
+        def persistent_id(self, each: Any) -> int | None:
+            return id(each) if id(each) in shared else None
+
+    class Unpickler(pickle.Unpickler):
+        def persistent_load(self, key: Any) -> Any:
+            return shared[key]
+
+    def copy(value: Any) -> Any:
+        buffer = io.BytesIO()
+        Pickler(buffer, note).dump(value)
+        buffer.seek(0)
+        return Unpickler(buffer).load()
+
+    return copy
 
 
 def _dumps(value: Any, reduce_class: Callable[[type, _Reduced], _Reduced]) -> bytes:
@@ -113,11 +142,9 @@ def _pickler() -> Callable[..., Any]:
 
         def reducer_override(self, value: Any) -> Any:
             reduced = super().reducer_override(value)
-            if not (isinstance(value, type) and isinstance(reduced, tuple) and len(reduced) == 6):
-                return reduced  # no class, or one that is pickled by reference
-            _ids[value] = class_id = reduced[1][-2]
-            _classes[class_id] = value
-            return self._reduce_class(value, reduced)
+            if isinstance(value, type) and isinstance(reduced, tuple) and len(reduced) == 6:
+                return self._reduce_class(value, reduced)
+            return reduced  # no class, or one that is pickled by reference
 
     return CodePickler
 
@@ -131,20 +158,14 @@ def _code_in_file(filename: str, make: Callable[..., CodeType], arguments: tuple
 
 
 def _left_alone(each: type, reduced: _Reduced) -> _Reduced:
+    _ids[each] = class_id = reduced[1][-2]
+    _classes[class_id] = each
     return *reduced[:-1], partial(_fill, reduced[-1])
 
 
 def _fill(fill: Callable[[type, Any], object], made: type, has: Any) -> None:
     if made not in _ids:
         fill(made, has)
-
-
-def _by_id(each: type, reduced: _Reduced) -> _Reduced:
-    return _class_of, (_ids[each],)
-
-
-def _class_of(class_id: str) -> type:
-    return _classes[class_id]
 
 
 def _as_it_is(each: type, reduced: _Reduced) -> _Reduced:
@@ -164,6 +185,6 @@ def _digest(of: type) -> str:
     """Digests what a class and those above it have. Other classes count by their ids."""
 
     def reduce_class(each: type, reduced: _Reduced) -> _Reduced:
-        return str, (_ids[each], each.__bases__), reduced[2] if each in of.__mro__ else None
+        return str, (reduced[1][-2], each.__bases__), reduced[2] if each in of.__mro__ else None
 
     return hashlib.sha256(_dumps(of, reduce_class)).hexdigest()[:16]

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import pickle
 import socket
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import replace
+from typing import Any
 
 from dagster_flinkpy import code_pickling
 from dagster_flinkpy.datastream.program.job_graph import JobGraph
@@ -18,22 +19,65 @@ from dagster_flinkpy.storage import StorageLocation
 from dagster_flinkpy.storage.lease import LEADER_KEY
 from dagster_flinkpy.storage.location import on_worker
 
-__all__ = ["check_shared", "dump_job", "load_job", "loaded_job"]
+__all__ = ["check_shared", "copies", "dump_job", "load_for_each", "load_job", "loaded_job"]
 
 
 def dump_job(job: EpochJob) -> bytes:
-    """Pickles a job, with user modules by value."""
+    """Pickles a job, with user modules by value. Operators that were given the same function do not share it."""
+    import cloudpickle
+
+    with _shippable(job.graph):
+        shipped, _ = _separated(job)
+        with user_modules_by_value(cloudpickle):
+            data = code_pickling.dumps(shipped)
+    # The Python dependencies come first: they must be importable before the job is unpickled.
+    return pickle.dumps((job.python, job.cache_dir, data), protocol=5)
+
+
+@contextmanager
+def copies(job: EpochJob) -> Iterator[Callable[[], EpochJob]]:
+    """Yields what makes copies of a job for tasks in this process, as :func:`load_job` does elsewhere.
+
+    Classes stay as they are here, so it is not enough to unpickle what :func:`dump_job` returns: objects would not be
+    those that the methods of these classes know.
+    """
+    import cloudpickle
+
+    with _shippable(job.graph):
+        shipped, copy = _separated(job)
+
+    def copied() -> EpochJob:
+        with user_modules_by_value(cloudpickle):
+            made: EpochJob = copy(shipped)
+        return made
+
+    with installed(job.python, job.cache_dir):
+        yield copied
+
+
+def _separated(job: EpochJob) -> tuple[EpochJob, Callable[[Any], Any]]:
+    """Returns a job without what only the driver needs, whose operators share no object, and what copies it again."""
+    import cloudpickle
+
+    vertices = [vertex.on_workers() for vertex in job.graph.vertices]
+    job = replace(job, python=None, graph=replace(job.graph, vertices=tuple(vertices)))
+    with user_modules_by_value(cloudpickle):
+        copy = code_pickling.copier(job)
+    for i, vertex in enumerate(vertices):
+        with suppress(Exception):  # as of an object that only workers can unpickle
+            vertices[i] = replace(vertex, spec=copy(vertex.spec))
+    return replace(job, graph=replace(job.graph, vertices=tuple(vertices))), copy
+
+
+@contextmanager
+def _shippable(graph: JobGraph) -> Iterator[None]:
     import cloudpickle
 
     try:
-        graph = replace(job.graph, vertices=tuple(v.on_workers() for v in job.graph.vertices))
-        with user_modules_by_value(cloudpickle):
-            data = code_pickling.dumps(replace(job, python=None, graph=graph))
+        yield
     except Exception as e:
         with user_modules_by_value(cloudpickle):
-            raise ConfigurationError(f"{_unpicklable(job.graph)} cannot be sent to the workers: {e}") from e
-    # The Python dependencies come first: they must be importable before the job is unpickled.
-    return pickle.dumps((job.python, job.cache_dir, data), protocol=5)
+            raise ConfigurationError(f"{_unpicklable(graph)} cannot be sent to the workers: {e}") from e
 
 
 def _unpicklable(graph: JobGraph) -> str:
@@ -53,6 +97,20 @@ def load_job(data: bytes) -> EpochJob:
     *_, pickled = pickle.loads(data)
     job: EpochJob = pickle.loads(pickled)
     return job
+
+
+def load_for_each(first: EpochJob, data: bytes) -> Iterator[EpochJob]:
+    """Yields a job for each subtask of this process: the one that :func:`loaded_job` has loaded, and copies of it.
+
+    To unpickle it again would give its classes other methods, which do not know the objects of the first one. All must
+    be taken before the first one is used.
+    """
+    yield first
+    copy: Callable[[EpochJob], EpochJob] | None = None
+    with suppress(Exception):  # something can be pickled in the driver only
+        copy = code_pickling.copier(first)
+    while True:
+        yield load_job(data) if copy is None else copy(first)
 
 
 @contextmanager

@@ -17,7 +17,7 @@ from dagster_flinkpy.datastream.program.job_graph import (
     StreamPartitioner,
 )
 from dagster_flinkpy.runtime.epoch import EpochJob
-from dagster_flinkpy.runtime.shipping import dump_job, load_job
+from dagster_flinkpy.runtime.shipping import copies
 from dagster_flinkpy.runtime.shuffle.batch import StreamBatch
 from dagster_flinkpy.runtime.shuffle.record_writer import RecordWriter
 from dagster_flinkpy.runtime.shuffle.wire import NO_EDGE, Kind, TaskOutput, rows_of
@@ -127,19 +127,20 @@ class LiveRegion:
     """
 
     def __init__(self, job: EpochJob, recorders: list[Recorder]) -> None:
-        graph, program = job.graph, dump_job(job)
+        graph = job.graph
         self._job, self._graph = job, graph
         self._output = TaskOutput()
         self._sent: deque[TaskOutput] = deque()
         self._acks: list[dict[str, Any]] = []
         self._inputs = {v.uid: [self._writer(e) for e in graph.outputs(v.uid)] for v in graph.stage_vertices(0)}
-        self._tasks = {
-            (stage, i): _LiveTask(load_job(program), stage, i, recorders)
-            for stage in range(1, graph.number_of_stages)
-            for i in range(graph.stage_parallelism(stage))
-        }
+        with copies(job) as copy:
+            self._tasks = {
+                (stage, i): _LiveTask(copy(), stage, i, recorders)
+                for stage in range(1, graph.number_of_stages)
+                for i in range(graph.stage_parallelism(stage))
+            }
         for task in self._tasks.values():
-            # An unpickled job has its own functions. Its clock is found again by name.
+            # A copy of a job has its own functions. Its clock is found again by name.
             task.open()
         self._settle()
 

@@ -11,14 +11,12 @@ import json
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from enum import Enum
 from functools import cached_property
 from typing import Any
 
-from dagster_flinkpy import code_pickling
 from dagster_flinkpy.common.typeinfo import RowTypeInfo, TupleTypeInfo, TypeInformation
 from dagster_flinkpy.common.watermark_strategy import WatermarkStrategy
 from dagster_flinkpy.datastream.connectors.blocking_edge import BlockingEdgeSink, BlockingEdgeSource
@@ -137,14 +135,8 @@ class JobVertex:
     """File and line of the program that declare it; None if they are not known."""
 
     def on_workers(self) -> JobVertex:
-        """Returns it without what only the driver needs: tasks may not have its code.
-
-        The spec is a copy, so that operators which were given the same function do not share it.
-        """
-        spec = self.spec.on_workers()
-        with suppress(Exception):  # as of an object that only workers can unpickle
-            spec = code_pickling.copied(spec)
-        return replace(self, spec=spec, migrations=())
+        """Returns it without what only the driver needs: tasks may not have its code."""
+        return replace(self, spec=self.spec.on_workers(), migrations=())
 
 
 @dataclass(frozen=True)

@@ -27,7 +27,7 @@ from dagster_flinkpy.runtime.exchange.reply_stream import ReplyStream
 from dagster_flinkpy.runtime.exchange.slot_link import CONNECT_SECONDS, SlotLink
 from dagster_flinkpy.runtime.exchange.tls import AttemptCertificate, Endpoint, connect, scheme_of
 from dagster_flinkpy.runtime.failure import error_to_json, outside_error
-from dagster_flinkpy.runtime.shipping import load_job, loaded_job
+from dagster_flinkpy.runtime.shipping import load_for_each, loaded_job
 from dagster_flinkpy.runtime.shuffle.wire import NO_EDGE, WIRE_SCHEMA, Kind, WireRow, batch_of, rows_of
 from dagster_flinkpy.runtime.slot.deployment import SlotDeployment
 from dagster_flinkpy.runtime.task.garbage import collecting_rarely
@@ -298,10 +298,10 @@ class TaskExecutor:
             )
 
         try:
-            first = [self._programs.enter_context(loaded_job(body))]
+            jobs = load_for_each(self._programs.enter_context(loaded_job(body)), body)
             deployment = SlotDeployment(
                 name,
-                lambda: first.pop() if first else load_job(body),
+                partial(next, jobs),
                 places,
                 self._descriptor.name,
                 link=link,

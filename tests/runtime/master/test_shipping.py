@@ -15,7 +15,7 @@ import pytest
 
 from dagster_flinkpy.common.typeinfo import Types
 from dagster_flinkpy.errors import ConfigurationError
-from dagster_flinkpy.runtime.shipping import dump_job, load_job, loaded_job
+from dagster_flinkpy.runtime.shipping import copies, dump_job, load_job, loaded_job
 from dagster_flinkpy.spark import user_modules
 from tests.runtime.harness import make_job
 from tests.runtime.programs import environment
@@ -38,6 +38,15 @@ def user_code(tmp_path: Path) -> Iterator[ModuleType]:
 
         def triple(value):
             return times(value)
+
+        NOTHING = object()
+
+        class Otherwise(MapFunction):
+            def __init__(self, value=NOTHING):
+                self.value = value
+
+            def map(self, value):
+                return value if self.value is NOTHING else self.value
     """
     (tmp_path / f"{NAME}.py").write_text(textwrap.dedent(code))
     with pytest.MonkeyPatch.context() as patch:
@@ -66,16 +75,19 @@ def test_a_program_in_use_is_not_kept_as_bytes(tmp_path: Path) -> None:
 _WORKER = """
 import sys
 from dagster_flinkpy.runtime import shipping
-from dagster_flinkpy.runtime.shipping import load_job
+from dagster_flinkpy.runtime.shipping import load_for_each, load_job
 from dagster_flinkpy.datastream.operator_specs import as_callable
 from dagster_flinkpy.datastream import MapFunction
-job = load_job(sys.stdin.buffer.read())
-print(as_callable(job.graph.vertex("it").spec.function, MapFunction, "map")(14))
+data = sys.stdin.buffer.read()
+jobs = load_for_each(load_job(data), data)
+functions = [next(jobs).graph.vertex("it").spec.function for _ in range(3)]
+[result] = {as_callable(each, MapFunction, "map")(14) for each in functions}
+print(result)
 """
 
 
 def called_elsewhere(data: bytes) -> str:
-    """Calls the function in a process that can import only installed packages, and returns its output."""
+    """Returns the output of the function for each subtask of a process that can import only installed packages."""
     done = subprocess.run([sys.executable, "-c", _WORKER], input=data, capture_output=True, cwd="/")
     assert done.returncode == 0, done.stderr.decode()
     return done.stdout.decode().strip()
@@ -94,6 +106,30 @@ def called_elsewhere(data: bytes) -> str:
 def test_code_that_is_not_installed_travels_by_value(user_code: ModuleType, tmp_path: Path, take: Any) -> None:
     function = take(user_code)
     assert called_elsewhere(dumped(function, tmp_path)) == "42"
+
+
+def test_methods_find_the_constants_of_their_module_in_attributes(user_code: ModuleType, tmp_path: Path) -> None:
+    env = environment()
+    env.from_collection([1], Types.LONG()).uid("numbers").map(user_code.Otherwise()).uid("it")
+    with copies(make_job(env.get_job_graph(), tmp_path)) as copy:
+        functions = [copy().graph.vertex("it").spec.function for _ in range(2)]
+    assert [each.map(14) for each in functions] == [14, 14]
+    assert functions[0] is not functions[1]
+
+
+def test_methods_find_the_objects_of_the_functions_of_their_operator(tmp_path: Path) -> None:
+    """On workers they had others: a comparison with a constant failed, and what a function wrote was not there."""
+    nothing, noted = object(), dict[int, int]()
+
+    class Noted:
+        def read(self, value: int, default: object) -> object:
+            return noted[value] if default is nothing else default
+
+    def note(value: int, default: object = nothing) -> object:
+        noted[value] = 3 * value
+        return Noted().read(value, default)
+
+    assert called_elsewhere(dumped(note, tmp_path)) == "42"
 
 
 def test_code_that_operators_share_travels_once_but_they_share_no_object(user_code: ModuleType, tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Iterator
 from operator import attrgetter
 
 from dagster_flinkpy.runtime.epoch import EpochJob
-from dagster_flinkpy.runtime.shipping import dump_job, loaded_job
+from dagster_flinkpy.runtime.shipping import copies
 from dagster_flinkpy.runtime.shuffle.wire import WireRow, rows_of
 from dagster_flinkpy.runtime.task.garbage import collecting_rarely
 from dagster_flinkpy.runtime.task.task import StageTask
@@ -32,23 +32,24 @@ def shuffled(stage: int, rows: list[WireRow], width: int) -> list[list[WireRow]]
 def run_in_process(job: EpochJob, shuffle: Shuffle = shuffled) -> Iterator[WireRow]:
     """Runs all stages of an epoch job, and yields the rows for the driver.
 
-    Each task unpickles the job, as on Spark, so the user functions of two subtasks share no objects.
+    Each task has a copy of the job, as on Spark, so the user functions of two subtasks share no objects.
 
     Raises:
         ConfigurationError: A user function cannot be pickled.
         StorageError: The store failed.
     """
-    graph, program = job.graph, dump_job(job)
-    rows = _run_stage(program, 0, [[] for _ in range(graph.stage_parallelism(0))])
-    for stage in range(1, graph.number_of_stages):
-        rows = _run_stage(program, stage, shuffle(stage, rows, graph.stage_parallelism(stage)))
+    graph = job.graph
+    with copies(job) as copy:
+        rows = _run_stage(copy, 0, [[] for _ in range(graph.stage_parallelism(0))])
+        for stage in range(1, graph.number_of_stages):
+            rows = _run_stage(copy, stage, shuffle(stage, rows, graph.stage_parallelism(stage)))
     yield from rows
 
 
-def _run_stage(program: bytes, stage: int, inputs: Iterable[Iterable[WireRow]]) -> list[WireRow]:
+def _run_stage(copy: Callable[[], EpochJob], stage: int, inputs: Iterable[Iterable[WireRow]]) -> list[WireRow]:
     sent: list[WireRow] = []
     for i, rows in enumerate(inputs):
-        with collecting_rarely(), loaded_job(program) as job:
-            for batch in StageTask(job, stage, i).run(rows):
+        with collecting_rarely():
+            for batch in StageTask(copy(), stage, i).run(rows):
                 sent += rows_of(batch)
     return sent
