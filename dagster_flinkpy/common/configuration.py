@@ -11,7 +11,13 @@ from dagster_flinkpy.errors import ConfigurationError
 
 __all__ = ["Configuration", "parse_duration", "parse_memory_size"]
 
-_UNITS = {"ms": 0.001, "s": 1, "sec": 1, "min": 60, "m": 60, "h": 3600, "d": 86400, "": 0.001}
+_UNITS = {
+    **dict.fromkeys(["", "ms", "milli", "millis", "millisecond", "milliseconds"], 0.001),
+    **dict.fromkeys(["s", "sec", "secs", "second", "seconds"], 1),
+    **dict.fromkeys(["m", "min", "minute", "minutes"], 60),
+    **dict.fromkeys(["h", "hour", "hours"], 3600),
+    **dict.fromkeys(["d", "day", "days"], 86400),
+}
 _DURATION = re.compile(r"\s*(\d+)\s*([a-z]*)\s*")
 _MEMORY_UNITS = (
     ("", "b", "bytes"),
@@ -138,7 +144,7 @@ class Configuration:
 
 
 def parse_duration(text: str) -> timedelta:
-    """Parses a duration as Flink writes it: ``10 s``, ``500ms``, ``3min``. A bare number means milliseconds.
+    """Parses a duration as Flink writes it: ``10 s``, ``500ms``, ``3 minutes``. A bare number means milliseconds.
 
     Raises:
         ConfigurationError: It is not a duration.

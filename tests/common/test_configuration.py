@@ -45,7 +45,10 @@ def test_values_that_do_not_fit_are_named(method: str) -> None:
 
 @pytest.mark.parametrize(
     ("text", "milliseconds"),
-    [("10 s", 10_000), ("500ms", 500), ("3min", 180_000), ("1 h", 3_600_000), ("2d", 172_800_000), ("250", 250)],
+    [
+        *[("10 s", 10_000), ("500ms", 500), ("3min", 180_000), ("1 h", 3_600_000), ("2d", 172_800_000), ("250", 250)],
+        *[("1 second", 1000), ("10 seconds", 10_000), ("5 minutes", 300_000), ("1 day", 86_400_000), ("7 millis", 7)],
+    ],
 )
 def test_durations_are_written_as_in_flink(text: str, milliseconds: int) -> None:
     assert parse_duration(text) == timedelta(milliseconds=milliseconds)
