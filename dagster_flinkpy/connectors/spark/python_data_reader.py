@@ -20,6 +20,7 @@ from dagster_flinkpy.connectors.spark.ddl import parse_ddl
 from dagster_flinkpy.connectors.spark.python_data_source import PythonDataSource
 from dagster_flinkpy.datastream.connectors.base import Json, SourceSplit, position_field
 from dagster_flinkpy.errors import ConfigurationError, InputChangedError, SourceReadError
+from dagster_flinkpy.spark.versions import arrow_schema
 
 if TYPE_CHECKING:
     from pyspark.sql.types import StructType
@@ -32,9 +33,7 @@ T = TypeVar("T")
 
 def type_of_schema(source: PythonDataSource) -> RowTypeInfo:
     """Returns the type of a source's records by its schema."""
-    from pyspark.sql.pandas.types import to_arrow_schema
-
-    return row_type_of(to_arrow_schema(_schema(source)))
+    return row_type_of(arrow_schema(_schema(source)))
 
 
 def _schema(source: PythonDataSource) -> StructType:
@@ -270,9 +269,30 @@ def read_partition(source: PythonDataSource, split: SourceSplit) -> Iterator[tup
 
 
 def _columns(source: PythonDataSource, rows: Iterator[Any]) -> Iterator[pa.Array]:
+    where, names = f"read() of data source {_name(source)}", _schema(source).names
     while batch := _call(source, "read()", lambda: list(islice(rows, _BATCH_RECORDS))):
         if isinstance(batch[0], pa.RecordBatch):
             for each in batch:
-                yield from columns_of_rows(each, source.produced_type, f"read() of data source {_name(source)}")
+                yield from columns_of_rows(each, source.produced_type, where)
         else:
-            yield source.produced_type.to_arrow([tuple(row) for row in batch])
+            yield source.produced_type.to_arrow(_in_order(batch, names, source.produced_type.field_names, where))
+
+
+def _in_order(rows: list[Any], names: list[str], wanted: Sequence[str], where: str) -> list[tuple[Any, ...]]:
+    """Returns the wanted values of rows. As in Spark, those of a `Row` have its names, others those of the schema."""
+    from pyspark.sql import Row
+
+    found, same = [], names == [*wanted]
+    for row in rows:
+        if same and type(row) is tuple and len(row) == len(names):
+            found.append(row)
+            continue
+        there = row.__fields__ if isinstance(row, Row) and hasattr(row, "__fields__") else names
+        if not isinstance(row, tuple | list) or len(row) != len(there) or {*wanted} - {*there} or {*there} - {*names}:
+            raise SourceReadError(
+                f"{where} returned {row!r:.200}, but schema() has the columns {names}, and {[*wanted]} are read: return "
+                "tuples, rows or Arrow batches with these columns"
+            )
+        values = dict(zip(there, row, strict=True))
+        found.append(tuple(values[name] for name in wanted))
+    return found

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from datetime import date
+from datetime import date, datetime
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from pyspark.sql import Row as SparkRow
 from pyspark.sql.datasource import (
     DataSource,
     DataSourceReader,
@@ -22,6 +23,7 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows
 from pyspark.sql.types import LongType, StringType, StructField, StructType
 
 from dagster_flinkpy.common import Types
+from dagster_flinkpy.common.typeinfo import RowTypeInfo
 from dagster_flinkpy.common.watermark_strategy import WatermarkStrategy
 from dagster_flinkpy.connectors import ParquetSink, PythonDataSource
 from dagster_flinkpy.connectors.spark.ddl import parse_ddl
@@ -226,6 +228,45 @@ def test_a_job_reads_it_on_spark(folder: Path, spark_settings: SparkSettings, mo
     stream.sink_to(ParquetSink(str(folder / "out"))).uid("out")
     env.execute("numbers")
     assert sorted(pq.read_table(folder / "out")["n"].to_pylist()) == list(range(25))
+
+
+class Given(DataSource, DataSourceReader):
+    """Rows as they are given."""
+
+    def __init__(self, rows: list[Any]) -> None:
+        super().__init__({})
+        self.rows = rows
+
+    def schema(self) -> str:
+        return "low bigint, high bigint, at timestamp"
+
+    def reader(self, schema: StructType) -> Any:
+        return self
+
+    def read(self, partition: None) -> Iterator[Any]:
+        return iter(self.rows)
+
+
+def read_given(*rows: Any, row_type: RowTypeInfo | None = None) -> list[Any]:
+    source = PythonDataSource(Given(list(rows)), batch=True, row_type=row_type)
+    [[split]] = source.create_enumerator(None).plan_epoch(1)
+    return [tuple(row.values()) for column, _ in source.read(split) for row in column.to_pylist()]
+
+
+AT = datetime(2024, 1, 1)
+
+
+def test_values_of_rows_are_found_by_their_names_and_others_by_their_places_in_the_schema() -> None:
+    rows = ((1, 2, AT), [1, 2, AT], SparkRow(high=2, at=AT, low=1), SparkRow(1, 2, AT))
+    assert read_given(*rows) == [(1, 2, AT)] * 4
+    declared = Types.ROW_NAMED(["high", "low"], [Types.LONG()] * 2)
+    assert read_given(*rows, row_type=declared) == [(2, 1)] * 4
+
+
+@pytest.mark.parametrize("row", [(1, 2), {"low": 1, "high": 2, "at": AT}, SparkRow(low=1, top=2, at=AT), 5])
+def test_a_row_that_does_not_fit_the_schema_is_refused(row: Any) -> None:
+    with pytest.raises(SourceReadError, match=r"read\(\) of data source Given returned .*'high'"):
+        read_given(row)
 
 
 class Bad(Numbers):
