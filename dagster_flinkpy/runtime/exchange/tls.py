@@ -16,7 +16,7 @@ import pyarrow.flight as flight
 from dagster_flinkpy.errors import ConfigurationError, SlotProtocolError
 from dagster_flinkpy.runtime.exchange.frames import TokenCheck
 
-__all__ = ["AttemptCertificate", "Endpoint", "connect", "new_certificate", "scheme_of", "server_options"]
+__all__ = ["AttemptCertificate", "Endpoint", "address_at", "connect", "new_certificate", "server_options"]
 
 _NAME = "flinkpy"
 """The name in the certificate. No host is compared with it: who has the key is of the attempt."""
@@ -109,9 +109,10 @@ def connect(location: str, certificate: AttemptCertificate | None) -> flight.Fli
     )
 
 
-def scheme_of(certificate: AttemptCertificate | None) -> str:
-    """Returns the scheme of addresses."""
-    return "grpc" if certificate is None else "grpc+tls"
+def address_at(host: str, certificate: AttemptCertificate | None) -> str:
+    """Returns the address of a driver or slot on a host, without its port."""
+    scheme = "grpc" if certificate is None else "grpc+tls"
+    return f"{scheme}://[{host}]" if ":" in host else f"{scheme}://{host}"  # of IPv6
 
 
 def server_options(certificate: AttemptCertificate | None) -> dict[str, Any]:

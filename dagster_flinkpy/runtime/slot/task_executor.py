@@ -25,7 +25,7 @@ from dagster_flinkpy.runtime.exchange.frames import ALIVE, calling, frame, of_cr
 from dagster_flinkpy.runtime.exchange.places import address_towards
 from dagster_flinkpy.runtime.exchange.reply_stream import ReplyStream
 from dagster_flinkpy.runtime.exchange.slot_link import CONNECT_SECONDS, SlotLink
-from dagster_flinkpy.runtime.exchange.tls import AttemptCertificate, Endpoint, connect, scheme_of
+from dagster_flinkpy.runtime.exchange.tls import AttemptCertificate, Endpoint, address_at, connect
 from dagster_flinkpy.runtime.failure import error_to_json, outside_error
 from dagster_flinkpy.runtime.shipping import load_for_each, loaded_job
 from dagster_flinkpy.runtime.shuffle.wire import NO_EDGE, WIRE_SCHEMA, Kind, WireRow, batch_of, rows_of
@@ -136,7 +136,7 @@ class TaskExecutor:
         descriptor = self._descriptor
         driver = urlsplit(descriptor.driver)
         host = address_towards(str(driver.hostname), int(driver.port or 0))
-        address = f"{scheme_of(descriptor.tls)}://{f'[{host}]' if ':' in host else host}"
+        address = address_at(host, descriptor.tls)
         server = Endpoint(f"{address}:0", descriptor.token, descriptor.tls, self.receive)
         location = f"{address}:{server.port}"
         client = connect(descriptor.driver, descriptor.tls)

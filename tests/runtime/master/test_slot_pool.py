@@ -8,8 +8,10 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from datetime import timedelta
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from urllib.parse import urlsplit
 
 import pyarrow as pa
 import pyarrow.flight as flight
@@ -78,7 +80,9 @@ class Heard:
 class Pool(SlotPool):
     """Slots of this process, unless another process is given for a name."""
 
-    def __init__(self, request_timeout: float = 30.0, interval: float = 1.0, timeout: float = 50.0) -> None:
+    def __init__(
+        self, request_timeout: float = 30.0, interval: float = 1.0, timeout: float = 50.0, host: str = "127.0.0.1"
+    ) -> None:
         self.others: dict[str, Callable[[SlotDescriptor], SlotProcess]] = {}
         self.told: list[SlotDescriptor] = []
         self.lines: list[str] = []
@@ -89,7 +93,7 @@ class Pool(SlotPool):
             heartbeat_interval=timedelta(seconds=interval),
             heartbeat_timeout=timedelta(seconds=timeout),
         )
-        super().__init__(self._start_one, "127.0.0.1", options, self.lines.append)
+        super().__init__(self._start_one, host, options, self.lines.append)
         self.add_listener(self.heard)
 
     def _start_one(self, descriptor: SlotDescriptor) -> SlotProcess:
@@ -119,8 +123,8 @@ def pools() -> Iterator[Callable[..., Pool]]:
 
 
 def connect(location: str) -> socket.socket:
-    host, port = location.removeprefix("grpc://").split(":")
-    return socket.create_connection((host, int(port)), 10)
+    place = urlsplit(location)
+    return socket.create_connection((str(place.hostname), int(place.port or 0)), 10)
 
 
 def call(descriptor: SlotDescriptor, what: flight.FlightDescriptor, token: str) -> tuple[Any, Any, Any]:
@@ -141,6 +145,12 @@ def test_slots_are_started_once_and_given_back(pools: Callable[..., Pool]) -> No
     slots = pool.request(["a", "b"])
     assert pool.request(["a"]) == {"a": slots["a"]}
     assert sorted(descriptor.name for descriptor in pool.told) == ["a", "b"]
+
+
+@pytest.mark.skipif(not Path("/proc/net/if_inet6").exists(), reason="this machine has no IPv6")
+def test_slots_find_a_driver_that_has_an_address_of_ipv6(pools: Callable[..., Pool]) -> None:
+    pool = pools(host="::1")
+    assert pool.request(["a"])["a"].location.startswith("grpc://[::1]:")
 
 
 def test_a_request_says_how_many_slots_are_missing(pools: Callable[..., Pool]) -> None:

@@ -35,7 +35,7 @@ from dagster_flinkpy.errors import (
 )
 from dagster_flinkpy.runtime.exchange.frames import frame, opened, parse
 from dagster_flinkpy.runtime.exchange.reply_stream import ReplyStream
-from dagster_flinkpy.runtime.exchange.tls import Endpoint, new_certificate, scheme_of
+from dagster_flinkpy.runtime.exchange.tls import Endpoint, address_at, new_certificate
 from dagster_flinkpy.runtime.shuffle.wire import WIRE_SCHEMA, WireRow, rows_of
 from dagster_flinkpy.runtime.slot.task_executor import SlotDescriptor
 
@@ -148,7 +148,7 @@ class SlotPool:
         self._silent_seconds = options.heartbeat_timeout.total_seconds()
         self._token = secrets.token_hex(16)
         self._tls = new_certificate() if options.tls else None
-        self._address = f"{scheme_of(self._tls)}://{host}"
+        self._address = address_at(host, self._tls)
         self._changed = threading.Condition()
         self._slots: dict[str, Slot] = {}
         """By name, the slot that was started last."""
