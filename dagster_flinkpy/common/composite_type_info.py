@@ -41,6 +41,10 @@ class _StructTypeInfo(TypeInformation):
         self._naming = [(i, t) for i, t in enumerate(field_types) if t.names_fields]
         """The fields whose values may have rows without names."""
 
+    def __getstate__(self) -> dict[str, Any]:
+        """Leaves out what is only kept for the next time: whoever compares what was pickled sees no change in it."""
+        return {name: value for name, value in vars(self).items() if name not in ("_fields", "row")}
+
     @cached_property
     def _fields(self) -> list[pa.Field]:
         import pyarrow as pa

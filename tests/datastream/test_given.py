@@ -49,6 +49,17 @@ def test_code_that_has_not_changed_is_the_same_object() -> None:
     assert Given(note).as_given() is note
 
 
+def test_code_with_a_type_of_which_rows_were_made_since_has_not_changed() -> None:
+    kind = Types.ROW_NAMED(["n"], [Types.LONG()])
+
+    def declared() -> object:
+        return kind
+
+    given = Given(declared)
+    kind.to_arrow([kind.row(1)])
+    assert given.as_given() is declared
+
+
 def test_code_that_has_changed_is_as_it_was_each_time() -> None:
     factor = 2
     given = Given(lambda n: n * factor)
