@@ -50,7 +50,7 @@ def type_of_transform(
     """Returns the type of the rows of a DataFrame for `transform_spark`, without event time."""
     with open_session() as spark, user_frames(operator):
         empty = spark.createDataFrame([], frame_schema(input_type, operator))
-        return _type_of(frame_of(function, empty, operator), operator)
+        return _type_of(frame_of(function, empty, operator), operator, without=ROWTIME)
 
 
 @contextmanager
@@ -109,7 +109,7 @@ def frame_of(function: Callable[[Any], Any], argument: Any, operator: str) -> Da
 
 
 def select_columns(frame: DataFrame, type_info: RowTypeInfo, operator: str, *, rowtime: bool) -> DataFrame:
-    """Selects the columns of a type in its order, then event time if it is wanted and present.
+    """Selects the columns of a type in its order, then event time if it is wanted and there, and calls them 0, 1, ...
 
     Raises:
         InputTypeError: A column is missing or has a type that does not fit, or event time is not an integer.
@@ -129,7 +129,9 @@ def select_columns(frame: DataFrame, type_info: RowTypeInfo, operator: str, *, r
             check_cast(name, there, declared.arrow_type, declared)
         except TypeMismatchError as error:
             raise InputTypeError(f"operator {operator!r}, the DataFrame: {error}, or in Spark") from error
-    columns = [F.col(_quoted(name)) for name in type_info.field_names]
+    # Spark Connect takes a column 'a.b' of mapInArrow for a field, and 'a' and 'A' may be the same to Spark.
+    numbers = {name: str(number) for number, name in enumerate(frame.columns)}
+    columns = [F.col(numbers[name]) for name in type_info.field_names]
     if rowtime and ROWTIME in frame.columns:
         kind = frame.schema[ROWTIME].dataType
         if not isinstance(kind, IntegralType):
@@ -137,20 +139,16 @@ def select_columns(frame: DataFrame, type_info: RowTypeInfo, operator: str, *, r
                 f"operator {operator!r}: column {ROWTIME!r} of the DataFrame is {kind.simpleString()}; "
                 "event time must be int milliseconds, such as unix_millis(...)"
             )
-        columns.append(F.col(ROWTIME).cast("bigint"))
-    return frame.select(*columns)
+        columns.append(F.col(numbers[ROWTIME]).cast("bigint"))
+    return frame.toDF(*numbers.values()).select(*columns)
 
 
-def _quoted(name: str) -> str:
-    return "`{}`".format(name.replace("`", "``"))
-
-
-def _type_of(frame: DataFrame, operator: str) -> RowTypeInfo:
+def _type_of(frame: DataFrame, operator: str, without: str | None = None) -> RowTypeInfo:
     from pyspark.errors import PySparkException
 
     names, types = [], []
     for field in frame.schema:
-        if field.name != ROWTIME:
+        if field.name != without:
             try:
                 types.append(type_info_of(arrow_type(field.dataType), field.name, instants=True))
             except (PySparkException, ConfigurationError) as error:

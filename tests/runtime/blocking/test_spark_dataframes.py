@@ -142,6 +142,14 @@ def test_declared_columns_are_wider(tmp_path: Path) -> None:
     assert run(collect_graph(stream), tmp_path)[:1] == [Row(at=datetime(2024, 1, 1, 0, 0, 0, 250_000), id=Decimal(0))]
 
 
+def test_a_column_may_have_any_name(tmp_path: Path) -> None:
+    names = ["rowtime", "a.b", "a", "A", "`", "1"]
+    columns = ", ".join(f"{i}L `{name.replace('`', '``')}`" for i, name in enumerate(names))
+    stream = environment().from_spark(lambda spark: spark.sql(f"select {columns}")).uid("rows")
+    assert stream.get_type() == Types.ROW_NAMED(names, [Types.LONG()] * len(names))
+    assert [tuple(row) for row in run(collect_graph(stream), tmp_path)] == [tuple(range(len(names)))]
+
+
 class Where(ProcessFunction):
     """Emits the subtask of a record, the record, and its event time."""
 
