@@ -290,8 +290,8 @@ def _in_order(rows: list[Any], names: list[str], wanted: Sequence[str], where: s
         there = row.__fields__ if isinstance(row, Row) and hasattr(row, "__fields__") else names
         if not isinstance(row, tuple | list) or len(row) != len(there) or {*wanted} - {*there} or {*there} - {*names}:
             raise SourceReadError(
-                f"{where} returned {row!r:.200}, but schema() has the columns {names}, and {[*wanted]} are read: return "
-                "tuples, rows or Arrow batches with these columns"
+                f"{where} returned {row!r:.200}, but schema() has the columns {names}, and {[*wanted]} are read: "
+                "return tuples, rows or Arrow batches with these columns"
             )
         values = dict(zip(there, row, strict=True))
         found.append(tuple(values[name] for name in wanted))
