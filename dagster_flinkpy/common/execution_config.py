@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from dagster_flinkpy.common.configuration import Configuration
 from dagster_flinkpy.common.exchange_options import ExchangeOptions
+from dagster_flinkpy.common.former_names import missing_method
 from dagster_flinkpy.common.metric_options import MetricReporterOptions
 from dagster_flinkpy.common.no_effect import no_effect
 from dagster_flinkpy.errors import ConfigurationError
@@ -31,6 +32,11 @@ class ExecutionConfig:
         """The options ``restart-strategy.*`` and ``jobmanager.execution.failover-strategy`` of the program."""
         self.metric_reporters: tuple[MetricReporterOptions, ...] = ()
         """Set by the options ``metrics.reporter.*``. Not in PyFlink."""
+
+    if not TYPE_CHECKING:  # type checkers report a missing attribute themselves
+
+        def __getattr__(self, name: str) -> Any:
+            raise missing_method(self, name)
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, ExecutionConfig) and vars(self) == vars(other)

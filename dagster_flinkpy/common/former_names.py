@@ -20,6 +20,7 @@ _PARQUET = "use ParquetSource and ParquetSink of dagster_flinkpy.connectors"
 _JSON = "import it from dagster_flinkpy.datastream.formats.json"
 _OWN_SOURCE = "write a Source of dagster_flinkpy.datastream.connectors.base, and pass it to from_source()"
 _OWN_SINK = "write a Sink of dagster_flinkpy.datastream.connectors.base, and pass it to sink_to()"
+_RETENTION = "use set_externalized_checkpoint_retention()"
 _SINK = "use sink_to(), such as stream.sink_to(ParquetSink(...))"
 _NO_EFFECT = "leave it out: here it would have no effect"
 
@@ -29,6 +30,8 @@ _INSTEAD = {
     "AvroRowSerializationSchema": "encode the records in a function",
     "ConfigOption": "pass the key as text to Configuration.set_string()",
     "ConfigOptions": "pass the key as text to Configuration.set_string()",
+    "CsvBulkWriters": "use CsvSink of dagster_flinkpy.connectors",
+    "CsvSchema": "give CsvReaderFormat.for_row_type() the columns, as Types.ROW_NAMED([...], [...])",
     "CsvRowDeserializationSchema": "use CsvReaderFormat of dagster_flinkpy.datastream.formats.csv",
     "CsvRowSerializationSchema": "use CsvSink of dagster_flinkpy.connectors",
     "ExecutionMode": _NO_EFFECT,
@@ -62,6 +65,8 @@ _INSTEAD = {
     "DeliveryGuarantee": "import it from dagster_flinkpy.datastream.connectors.base",
     "Elasticsearch6SinkBuilder": _OWN_SINK,
     "Elasticsearch7SinkBuilder": _OWN_SINK,
+    "FileCompactStrategy": _NO_EFFECT,
+    "FileCompactor": _NO_EFFECT,
     "FileEnumeratorProvider": _NO_EFFECT,
     "FileSplitAssignerProvider": _NO_EFFECT,
     "FlinkKafkaConsumer": _KAFKA_SOURCE,
@@ -90,16 +95,35 @@ _INSTEAD = {
     "StreamingFileSink": "use FileSink",
 }
 _INSTEAD_OF_METHODS = {
+    "add_classpaths": _NO_EFFECT,
     "add_sink": _SINK,
     "add_source": _OWN_SOURCE,
     "cache": "write the records into a table, and read that",
+    "create_input": _OWN_SOURCE,
+    "disable_auto_generated_uids": "use set_strict(True)",
+    "disable_generic_types": _NO_EFFECT,
+    "enable_changelog_state_backend": _NO_EFFECT,
+    "enable_externalized_checkpoints": _RETENTION,
+    "get_checkpoint_storage": _STORAGE,
+    "get_execution_plan": "use get_job_graph()",
     "get_restart_strategy": _RESTART,
     "get_state_backend": _BACKEND,
     "get_stream_time_characteristic": _EVENT_TIME,
+    "register_cached_file": "use add_python_archive(), and open the unpacked file by its name",
+    "set_alignment_timeout": "use set_aligned_checkpoint_timeout()",
+    "set_checkpoint_storage": _STORAGE,
+    "set_default_savepoint_directory": "give trigger_savepoint() of the job client the folder",
+    "set_externalized_checkpoint_cleanup": _RETENTION,
+    "set_force_unaligned_checkpoints": "use enable_unaligned_checkpoints()",
+    "set_max_parallelism": "use set_max_parallelism() of the environment",
+    "set_parallelism": "use set_parallelism() of the environment",
+    "set_python_executable": "set PYSPARK_PYTHON in the environment of the program: workers run the Python of Spark",
     "set_restart_strategy": _RESTART,
     "set_state_backend": _BACKEND,
     "set_stream_time_characteristic": _EVENT_TIME,
     "set_uid_hash": "use uid()",
+    "set_use_snapshot_compression": _NO_EFFECT,
+    "with_watermark_alignment": "leave it out: sources read epoch by epoch, so none gets far ahead of others",
 }
 _INSTEAD_OF_MODULES = {
     "table": "there is no Table API: declare streams, or use DataFrames of Spark, as with from_spark()",

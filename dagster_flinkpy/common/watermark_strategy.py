@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from dagster_flinkpy.common.arguments import check_argument
+from dagster_flinkpy.common.former_names import missing_method
 from dagster_flinkpy.common.time import Duration, Time
 from dagster_flinkpy.errors import ConfigurationError
 
@@ -47,6 +48,11 @@ class WatermarkStrategy:
     """A function of the record, or the name of a field, which is read as a whole column."""
     idle_timeout: Duration | None = None
     """A channel without records for this long no longer holds back the watermark."""
+
+    if not TYPE_CHECKING:  # type checkers report a missing attribute themselves
+
+        def __getattr__(self, name: str) -> Any:
+            raise missing_method(self, name)
 
     @staticmethod
     def for_monotonous_timestamps() -> WatermarkStrategy:

@@ -5,9 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from datetime import timedelta
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from dagster_flinkpy.common.arguments import check_argument, check_number
 from dagster_flinkpy.common.clock import to_millis
+from dagster_flinkpy.common.former_names import missing_method
 from dagster_flinkpy.common.time import Duration, Time
 from dagster_flinkpy.datastream.checkpointing.master_hook import MasterTriggerRestoreHook
 from dagster_flinkpy.datastream.checkpointing.state_backend_type import StateBackendType
@@ -51,6 +53,11 @@ class CheckpointConfig:
     """How many bytes of keyed state a process holds in memory."""
     master_hooks: list[MasterTriggerRestoreHook] = field(default_factory=list)
     """Called on the driver at each checkpoint and restore."""
+
+    if not TYPE_CHECKING:  # type checkers report a missing attribute themselves
+
+        def __getattr__(self, name: str) -> Any:
+            raise missing_method(self, name)
 
     def set_checkpoint_storage_dir(self, checkpoint_path: str) -> CheckpointConfig:
         """Sets where checkpoints go; a relative path is one of the working directory at this call."""

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import copy
 import importlib
 import json
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from dagster_flinkpy.common import former_names
-from dagster_flinkpy.datastream import StreamExecutionEnvironment
+from dagster_flinkpy.common import ExecutionConfig, WatermarkStrategy, former_names
+from dagster_flinkpy.datastream import CheckpointConfig, StreamExecutionEnvironment
 
 MODULES = ["dagster_flinkpy.common", "dagster_flinkpy.datastream", "dagster_flinkpy.datastream.connectors"]
 
@@ -23,6 +25,8 @@ MODULES = ["dagster_flinkpy.common", "dagster_flinkpy.datastream", "dagster_flin
         ("dagster_flinkpy.datastream", "RocksDBStateBackend", "state.backend.type"),
         ("dagster_flinkpy.datastream", "ExternalizedCheckpointCleanup", "use ExternalizedCheckpointRetention"),
         ("dagster_flinkpy.datastream.connectors", "FlinkKafkaConsumer", "KafkaSource.builder"),
+        ("dagster_flinkpy.datastream.connectors.file_system", "BulkFormat", "use ParquetSource"),
+        ("dagster_flinkpy.datastream.formats.csv", "CsvSchema", r"CsvReaderFormat\.for_row_type"),
     ],
 )
 def test_an_import_says_what_to_use_instead(module: str, name: str, instead: str) -> None:
@@ -72,6 +76,23 @@ def test_other_names_are_missing_as_usual(module: str) -> None:
     assert not hasattr(importlib.import_module(module), "Nothing")
     with pytest.raises(ImportError, match="cannot import name 'Nothing'"):
         exec(f"from {module} import Nothing")
+
+
+@pytest.mark.parametrize(
+    ("owner", "method", "instead"),
+    [
+        (StreamExecutionEnvironment.get_execution_environment(), "set_python_executable", "set PYSPARK_PYTHON"),
+        (ExecutionConfig(), "set_parallelism", "of the environment"),
+        (CheckpointConfig(), "enable_externalized_checkpoints", "use set_externalized_checkpoint_retention"),
+        (WatermarkStrategy.no_watermarks(), "with_watermark_alignment", "leave it out"),
+    ],
+)
+def test_settings_say_what_to_use_instead_of_a_method(owner: Any, method: str, instead: str) -> None:
+    with pytest.raises(AttributeError, match=f"no attribute '{method}': .*{instead}"):
+        getattr(owner, method)
+    with pytest.raises(AttributeError, match=r"no attribute 'nothing'$"):
+        owner.nothing()
+    assert copy.deepcopy(owner) is not owner
 
 
 def test_methods_of_the_environment_say_what_to_use_instead() -> None:

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Protocol
 from zoneinfo import ZoneInfo
 
 from dagster_flinkpy.common.arguments import check_argument, check_name
+from dagster_flinkpy.common.former_names import missing
 from dagster_flinkpy.common.no_effect import no_effect
 from dagster_flinkpy.common.serialization import Encoder, check_charset
 from dagster_flinkpy.common.time import Duration
@@ -397,3 +398,7 @@ class FileSink(TwoPhaseCommittingSink):
 
     def uri(self) -> str:
         return self.base_path if "://" in self.base_path else Path(self.base_path).as_uri()
+
+
+def __getattr__(name: str) -> object:
+    raise missing(__name__, name)

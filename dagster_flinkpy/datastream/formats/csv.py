@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from dagster_flinkpy.common.arguments import check_argument
+from dagster_flinkpy.common.former_names import missing
 from dagster_flinkpy.common.typeinfo import RowTypeInfo
 from dagster_flinkpy.datastream.connectors.file_system import StreamFormat
 from dagster_flinkpy.datastream.formats.columns import check_columns
@@ -87,3 +88,7 @@ class CsvReaderFormat(StreamFormat):
 
     def kinds(self) -> set[str]:
         return {"csv"}
+
+
+def __getattr__(name: str) -> object:
+    raise missing(__name__, name)
