@@ -7,7 +7,7 @@ import os
 import tempfile
 import traceback
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -147,4 +147,5 @@ class _ToRun(logging.Handler):
 
     def emit(self, record: logging.LogRecord) -> None:
         if _run_log.get() in (None, self.log):
-            self.log.log(record.levelno, self.format(record))
+            with suppress(Exception):  # Dagster's database is away, of which it has told standard error
+                self.log.log(record.levelno, self.format(record))

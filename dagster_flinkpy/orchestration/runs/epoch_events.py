@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -26,6 +27,8 @@ if TYPE_CHECKING:
 
 __all__ = ["EpochEvents"]
 
+_log = logging.getLogger(__name__)
+
 
 class EpochEvents:
     """Records the completed checkpoints of a run.
@@ -36,6 +39,8 @@ class EpochEvents:
 
     If no table has changed since then, the assets are not materialized but observed, with the data version that they
     have. So whatever runs when they are updated does not run.
+
+    While Dagster's database is away, as when it restarts, the job goes on. A later checkpoint records what was not.
 
     Args:
         run: The step.
@@ -51,6 +56,8 @@ class EpochEvents:
         self._last: tuple[CompletedEpoch, int] | None = None
         """The last completed checkpoint, and the fencing token of its attempt."""
         self._is_recorded = False
+        self._unobserved: list[CheckpointMetadata] = []
+        """Checkpoints whose late rows were not observed."""
         self._late = Counter[str]()
         """The late records that each operator has dropped since the event before."""
         self._materialized = set[str]()
@@ -76,19 +83,41 @@ class EpochEvents:
             attempt: Fencing token of the attempt.
             is_last: Whether the run certainly takes no other checkpoint. Then `results` materializes it.
         """
-        self._run.context.log.info(checkpoint_line(self._run.assets.job, epoch))
-        observe_late_rows(self._run, epoch.metadata)
+        self._run.say(checkpoint_line(self._run.assets.job, epoch))
+        self._unobserved.append(epoch.metadata)
         if self._is_recorded:
             self._late.clear()
         for report in epoch.operators:
             self._late[report.uid] += report.late_records_dropped or 0
         self._tables.completed(epoch)
         self._last, self._is_recorded = (self._with_late(epoch), attempt), False
-        if not is_last and self._clock() - self._recorded_at >= self._interval:
-            self.record_last()
+        try:
+            self._observe_late_rows()
+            if not is_last and self._clock() - self._recorded_at >= self._interval:
+                self._record_last()
+        except Exception as error:  # each storage of Dagster has its own
+            self._say_unrecorded(error)
 
     def record_last(self) -> None:
-        """Materializes the assets with the last completed checkpoint, unless that has been done."""
+        """Materializes the assets with the last completed checkpoint of a run that fails, unless that has been done.
+
+        If Dagster's database is away, the next run does it.
+        """
+        try:
+            self._record_last()
+        except Exception as error:
+            self._say_unrecorded(error)
+
+    @staticmethod
+    def _say_unrecorded(error: Exception) -> None:
+        _log.warning("Dagster could not record a checkpoint, which is complete. A later one does: %s", error)
+
+    def _observe_late_rows(self) -> None:
+        while self._unobserved:
+            observe_late_rows(self._run, self._unobserved[0])
+            del self._unobserved[0]
+
+    def _record_last(self) -> None:
         if self._last is None or self._is_recorded:
             return
         epoch, attempt = self._last
@@ -114,6 +143,7 @@ class EpochEvents:
         if self._last is None:
             yield from self._run.known_results()
             return
+        self._observe_late_rows()
         epoch, attempt = self._last
         version, run = data_version(epoch), self._run.with_inputs_of(epoch.metadata.timestamp_ms)
         executed, observed = {}, 0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -94,6 +95,17 @@ class JobRun:
     def owner(self) -> str:
         """The name of this try of the run, for attempts that find it leading the job or are fenced by it."""
         return f"Dagster run {self.context.run.run_id}, try {self.context.retry_number + 1}"
+
+    def say(self, line: str) -> None:
+        """Writes a line to the log of the run. If Dagster's database is away, as while it restarts, the job goes on.
+
+        Dagster then says on standard error that it could not write the line.
+
+        Args:
+            line: The line.
+        """
+        with suppress(Exception):  # each storage of Dagster has its own
+            self.context.log.info(line)
 
     def is_selected(self, spec: AssetSpec) -> bool:
         """Returns whether Dagster expects a result for this asset."""

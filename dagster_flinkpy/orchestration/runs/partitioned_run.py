@@ -82,9 +82,9 @@ def run_partitions(
             attempt.renumber_partitions(lambda ends: renumbered(ends, partitions_def, job_id=job.job_id))
             with interrupts_passed_to(attempt.terminate):
                 for number, partition in enumerate(partitions, 1):
-                    context.log.info(f"Partition {partition.key} ({number} of {len(partitions)})")
+                    run.say(f"Partition {partition.key} ({number} of {len(partitions)})")
                     epoch = completed[partition.key] = attempt.run_epoch(partition=partition)
-                    context.log.info(checkpoint_line(job, epoch))
+                    run.say(checkpoint_line(job, epoch))
             stale = outdated(attempt.partition_ends)
     except BaseException as error:
         # Completed partitions stay completed: their rows are committed, and the next run can start from them.
@@ -114,7 +114,7 @@ def _attempt(
 ) -> JobAttempt:
     """Waits until no other run works on the job, and returns an attempt that starts where the first partition does."""
     context, specs = run.context, run.specs
-    instance, assets, log = context.instance, list(specs.values()), context.log.info
+    instance, assets, log = context.instance, list(specs.values()), run.say
     store = storage.location().child(job.job_id).open()
     continues = continues_backfill(instance, context.run, job, assets, partitions_def, first, store, pool=pool, log=log)
     take_over = config.take_over and not continues  # in a backfill, the config is for its first run

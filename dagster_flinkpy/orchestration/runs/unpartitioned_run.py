@@ -61,7 +61,7 @@ def run_epochs(
         allow_non_restored_state=config.allow_non_restored_state,
         allow_pickled_state=config.allow_pickled_state,
         run_id=run_id,
-        on_progress=context.log.info,
+        on_progress=run.say,
         on_log=to_run(context.log),
     )
     taken = 0

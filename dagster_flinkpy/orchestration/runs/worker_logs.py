@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -17,13 +18,16 @@ __all__ = ["to_run"]
 def to_run(log: DagsterLogManager) -> Callable[[LogEntry], None]:
     """Returns a function that takes the entries: log records go to the run's log, printed lines to standard output.
 
+    While Dagster's database is away, records are lost: no reason to end the job.
+
     Args:
         log: The log of the run.
     """
 
     def take(entry: LogEntry) -> None:
         if entry.level:
-            log.log(entry.level, str(entry))
+            with suppress(Exception):  # Dagster has said so on standard error
+                log.log(entry.level, str(entry))
         else:
             print(entry.text, file=sys.stdout, flush=True)
 

@@ -29,6 +29,7 @@ from dagster import (
 from dagster._core.definitions.data_version import DATA_VERSION_TAG, CachingStaleStatusResolver, StaleStatus
 from dagster._core.events import EngineEventData
 from dagster._core.loader import LoadingContextForTest
+from sqlalchemy.exc import OperationalError
 
 from dagster_flinkpy.checkpoint.requests import JobRequests, Order, RequestKind
 from dagster_flinkpy.common.clock import current_millis
@@ -176,6 +177,30 @@ def test_a_run_that_fails_has_its_last_checkpoint(words: Words, interval: int, s
     assert words.run("abc", *selected).success
     assert words.checkpoints("table") == [*expected, 4], "id 3 was that of the epoch that failed"
     assert words.rows()[-1] == 3
+
+
+def test_a_job_goes_on_while_dagsters_database_is_away(
+    words: Words, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    handle, away = words.instance.handle_new_event, False
+
+    def store(*event: Any, **options: Any) -> None:
+        if away:
+            raise OperationalError("INSERT", {}, Exception("the server is down"))
+        handle(*event, **options)
+
+    def during(checkpoint_id: int) -> None:
+        nonlocal away
+        away = checkpoint_id in (2, 3)
+
+    words.during = during
+    monkeypatch.setattr(words.instance, "handle_new_event", store)
+    assert words.run("abcdef", epochs=6, materialize_interval=0).success
+    assert "the server is down" in capfd.readouterr().err
+    recorded = words.checkpoints("table")
+    assert 2 not in recorded and recorded[-1] == 6, "whoever waits for the rows hears of them"
+    assert words.rows()[-1] == 6
+    assert words.stale() == []
 
 
 def test_a_run_that_fails_at_once_has_no_materialization(words: Words) -> None:
