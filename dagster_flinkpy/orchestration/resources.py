@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from dagster import ConfigurableResource, EnvVar
-from pydantic import ConfigDict, Field
+from pydantic import ConfigDict, Field, field_validator
 
 from dagster_flinkpy.checkpoint.coordinator.coordinator_config import DEFAULT_NUM_RETAINED
 from dagster_flinkpy.common import Configuration
@@ -73,7 +73,8 @@ class SparkResource(ConfigurableResource[Any]):
 
         remote = None if self.remote is None else resolved(self.remote, "remote")
         mode = cast("SparkMode", resolved(self.mode, "mode"))  # SparkSettings checks it
-        return SparkSettings(mode, resolved(self.master, "master"), remote, dict(self.conf))
+        conf = {name: resolved(value, name) for name, value in self.conf.items()}
+        return SparkSettings(mode, resolved(self.master, "master"), remote, conf)
 
     def get_session(self) -> SparkSession:
         """Opens a new session for Spark work of your own; the caller stops it.
@@ -123,9 +124,16 @@ class CheckpointStorageResource(StorageResource):
 
     num_retained: int = Field(
         default=DEFAULT_NUM_RETAINED,
-        ge=1,
         description="Number of completed checkpoints to keep for each job. The reset job can go back to any of them.",
     )
+
+    @field_validator("num_retained", mode="before")
+    @classmethod
+    def _is_positive(cls, value: Any) -> Any:
+        # With ge=1, pydantic would refuse EnvVar.int(), which is 0 until Dagster reads it for a run.
+        if not hasattr(value, "env_var_name") and isinstance(value, int) and value < 1:
+            raise ValueError("must be at least 1")
+        return value
 
 
 def resource_of(resources: object, key: str, kind: type[_Resource]) -> _Resource:

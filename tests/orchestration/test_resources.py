@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 from dagster import EnvVar, build_resources
+from pydantic import ValidationError
 
 from dagster_flinkpy.common.metric_options import PrometheusOptions
 from dagster_flinkpy.connectors import ParquetSink
@@ -54,6 +55,21 @@ def test_storage_from_fields() -> None:
     )
     assert storage.location() == expected
     assert storage.num_retained == 3
+
+
+def test_the_number_of_checkpoints_and_settings_of_spark_may_come_from_the_environment(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("KEPT", "7")
+    monkeypatch.setenv("KEY", "k")
+    storage = CheckpointStorageResource(url="s3://bucket/jobs", num_retained=EnvVar.int("KEPT"))
+    spark = SparkResource(conf={"spark.hadoop.fs.s3a.access.key": EnvVar("KEY")})
+    assert spark.settings().conf == {"spark.hadoop.fs.s3a.access.key": "k"}
+    with build_resources({"storage": storage, "spark": spark}) as resources:
+        assert resources.storage.num_retained == 7
+        assert resources.spark.settings().conf == {"spark.hadoop.fs.s3a.access.key": "k"}
+    with pytest.raises(ValidationError, match="must be at least 1"):
+        CheckpointStorageResource(url="s3://bucket/jobs", num_retained=0)
 
 
 def test_jobs_beside_a_job_have_all_settings_of_its_storage(tmp_path: Path) -> None:
