@@ -99,6 +99,7 @@ def test_a_mutated_savepoint_is_read_or_is_a_typed_error(
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - most < MOST_KB
 
 
+@pytest.mark.short("_metadata")
 @pytest.mark.parametrize("part", ["_metadata", "557e5c49-4cf9-4af9-8535-f2e900e74acc"])
 def test_a_length_that_is_too_great_allocates_nothing(part: str, tmp_path: Path) -> None:
     shutil.copytree(SAVEPOINTS / "values-hashmap-canonical" / "savepoint", tmp_path / "sp")

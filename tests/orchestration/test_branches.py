@@ -145,6 +145,7 @@ def test_a_branch_of_a_job_without_state_has_to_be_started_empty(
     assert counts(tmp_path, "new") == [("be", 1), ("to", 1), ("to", 2), ("to", 3)]
 
 
+@pytest.mark.system
 def test_the_upgrade_job_of_a_branch_works_on_the_state_of_production(
     tmp_path: Path, locations: Locations, program: Program
 ) -> None:
@@ -216,6 +217,7 @@ def test_a_branch_that_cannot_be_part_of_a_name(locations: Locations, program: P
         locations.load("feature/loud", program)
 
 
+@pytest.mark.system
 def test_a_job_under_a_new_name_does_not_write_its_rows_once_more(tmp_path: Path, locations: Locations) -> None:
     def named(name: str, words: list[str]) -> Definitions:
         assets = flink_assets(lambda: word_count(tmp_path / "tables" / "all", words, per_epoch=2), name=name)

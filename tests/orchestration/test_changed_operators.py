@@ -179,6 +179,7 @@ def test_it_is_refused_if_nothing_has_changed_or_if_that_is_unknown(tmp_path: Pa
     assert changed_operators(new, stored) == ["totals"]
 
 
+@pytest.mark.system
 @pytest.mark.short
 @pytest.mark.parametrize("read", [0, 1, 2])
 @pytest.mark.parametrize("from_sources", [False, True])
@@ -200,6 +201,7 @@ def test_a_roll_back_goes_one_version_back_also_while_a_recomputation_is_pending
     assert table(tmp_path, "kept") == expected(10)
 
 
+@pytest.mark.system
 def test_a_roll_back_of_a_recomputation_that_has_not_begun_keeps_all_rows(tmp_path: Path) -> None:
     for uid, retain in (("totals", DAY), ("numbers", None)):
         folder = tmp_path / uid

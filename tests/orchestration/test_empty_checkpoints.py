@@ -174,6 +174,7 @@ def _materialized(key: str) -> Any:
     return AssetMaterialization(key)
 
 
+@pytest.mark.system
 def test_rows_that_a_run_has_committed_and_not_recorded_are_an_update(
     deployment: Deployment, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -189,6 +190,7 @@ def test_rows_that_a_run_has_committed_and_not_recorded_are_an_update(
     assert "of_sums" in deployment.updated(), "by a checkpoint that has read nothing itself"
 
 
+@pytest.mark.system
 @pytest.mark.short("rescale-config1")
 @pytest.mark.parametrize(("verb", "config"), [("savepoint", {}), ("rescale", {"parallelism": 2})])
 def test_so_are_they_if_a_savepoint_or_a_rescale_comes_between(
@@ -221,6 +223,7 @@ def test_several_checkpoints_of_a_run_are_recorded_as_one(deployment: Deployment
     assert deployment.instance.get_latest_materialization_event(TABLE) is not None, "the first one had rows"
 
 
+@pytest.mark.system
 def test_rows_that_come_while_what_reads_the_table_is_at_work_are_an_update(
     tmp_path: Path, instance: DagsterInstance, resources: dict[str, Any]
 ) -> None:
@@ -251,6 +254,7 @@ def test_rows_that_come_while_what_reads_the_table_is_at_work_are_an_update(
     assert [*requested, tick(), tick()] == [0, 1, 1, 1, 0]
 
 
+@pytest.mark.system
 def test_what_reads_a_table_in_the_same_run_runs_though_the_table_has_not_changed(deployment: Deployment) -> None:
     """It may have failed before, or read something else that has changed; a step without its input is skipped."""
     assert deployment.run("of_sums").success
@@ -311,6 +315,7 @@ def test_what_reads_the_table_of_a_job_that_has_ended_runs(
     assert first.event_log_entry.tags["dagster/data_version"] == second.event_log_entry.tags["dagster/data_version"]
 
 
+@pytest.mark.system
 def test_an_asset_source_reads_no_table_again_that_has_not_changed(
     tmp_path: Path, instance: DagsterInstance, resources: dict[str, Any]
 ) -> None:

@@ -64,6 +64,7 @@ def test_rows_since_a_checkpoint_are_compared(tmp_path: Path) -> None:
     assert (report.verdict, report.tables[0].after) == (SAME, 2 * PER_EPOCH)
 
 
+@pytest.mark.system
 @pytest.mark.parametrize(("asked", "epochs"), [(None, 4), (2, 2)])
 def test_sources_that_are_read_again_are_read_until_they_are_as_far_as_the_job(
     tmp_path: Path, asked: int | None, epochs: int
@@ -78,6 +79,7 @@ def test_sources_that_are_read_again_are_read_until_they_are_as_far_as_the_job(
     assert counts == {"table": (rows, rows, False), "kept": (rows, rows, True)}
 
 
+@pytest.mark.system
 def test_a_sink_that_only_one_version_recomputes_proves_nothing(tmp_path: Path) -> None:
     def pipelined() -> StreamExecutionEnvironment:
         env = environment(1)

@@ -311,6 +311,7 @@ def verify_files(job: StorageLocation, files: set[str]) -> set[str]:
     return {file for file in files if store.head(file) is None}
 
 
+@pytest.mark.system
 def test_segments_are_kept_for_as_long_as_the_edge_retains_them(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -425,6 +426,7 @@ def test_a_job_that_is_partitioned_by_time_is_refused_also_after_a_switch_that_k
         roll_back(of, job_of(tmp_path), spark=SPARK)
 
 
+@pytest.mark.system
 def test_a_fork_keeps_the_segments_and_a_savepoint_does_not(tmp_path: Path) -> None:
     run(program(tmp_path), tmp_path, 2)
     job = job_of(tmp_path)
@@ -465,6 +467,7 @@ def test_dagster_shows_the_assets_as_out_of_sync_before_and_fresh_after(tmp_path
     assert table(tmp_path) == expected(7, epochs=2)
 
 
+@pytest.mark.system
 @pytest.mark.parametrize("live", [False, True])
 def test_a_job_that_has_ended_ends_again(tmp_path: Path, live: bool) -> None:
     with HarnessAttempt(program(tmp_path)().get_job_graph(), tmp_path / "jobs", live=live) as attempt:

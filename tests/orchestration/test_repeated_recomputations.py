@@ -75,6 +75,7 @@ VERSIONS = st.tuples(
 )
 
 
+@pytest.mark.system
 @given(
     before=st.integers(1, 3),
     versions=st.lists(VERSIONS, min_size=2, max_size=4),

@@ -63,6 +63,7 @@ def test_rows_up_to_since_stay_and_the_state_is_built_from_what_follows(tmp_path
     assert table(tmp_path) == expected(7, first=2)
 
 
+@pytest.mark.system
 @given(
     runs=st.lists(st.integers(1, 3), min_size=1, max_size=3),
     pick=st.integers(0, 9),
@@ -106,6 +107,7 @@ def test_rows_from_before_a_start_from_empty_state_stay(tmp_path: Path) -> None:
     assert table(tmp_path) == expected(7)
 
 
+@pytest.mark.system
 def test_rows_from_before_a_start_from_empty_state_stay_if_sources_are_read_again(tmp_path: Path) -> None:
     of = partial(program, tmp_path, retain=None)
     run(of(), tmp_path, 2)
@@ -142,6 +144,7 @@ def test_a_sink_that_was_left_out_meanwhile_is_put_back_before_its_rows_are_repl
     assert table(tmp_path) == expected(7)
 
 
+@pytest.mark.system
 @pytest.mark.short("files", "delta")
 @pytest.mark.parametrize("kind", ["files", "delta", "iceberg"])
 def test_a_checkpoint_from_before_rows_were_replaced_is_not_restored_after_that(tmp_path: Path, kind: str) -> None:
@@ -193,6 +196,7 @@ def test_a_table_that_others_have_compacted_is_refused_before_anything_changes(t
     assert "files of others" in str(planned.problem)
 
 
+@pytest.mark.system
 @pytest.mark.parametrize("kind", ["files", "delta", "iceberg"])
 def test_a_table_that_others_compact_after_the_switch_is_refused_before_anything_is_read(
     tmp_path: Path, kind: str
@@ -228,6 +232,7 @@ def test_rows_are_removed_also_if_none_come_anew(tmp_path: Path, kind: str) -> N
     assert table(tmp_path, kind=kind) == expected(7)
 
 
+@pytest.mark.system
 @pytest.mark.short
 @pytest.mark.parametrize("kind", ["files", "delta", "iceberg"])
 @pytest.mark.parametrize("change", [Totals(7), Silent()])
@@ -298,6 +303,7 @@ def test_rows_in_postgresql_are_replaced_also_those_of_the_original_of_a_fork(tm
         connection.execute(f"DROP SCHEMA {schema} CASCADE")
 
 
+@pytest.mark.system
 @pytest.mark.short("1")
 @pytest.mark.parametrize("ran", [0, 1])
 def test_a_fork_replaces_in_its_branch_what_the_original_had_written_before_and_nothing_in_main(
@@ -319,6 +325,7 @@ def test_a_fork_replaces_in_its_branch_what_the_original_had_written_before_and_
     assert place.exists()
 
 
+@pytest.mark.system
 @pytest.mark.short("files", "delta")
 @pytest.mark.parametrize("kind", ["files", "delta", "iceberg"])
 def test_a_fork_that_takes_over_the_table_of_the_original_replaces_its_rows_too(tmp_path: Path, kind: str) -> None:
@@ -350,6 +357,7 @@ def test_a_table_of_the_original_that_others_have_compacted_is_refused(tmp_path:
         switch_program(of(Totals(7)), fork, spark=SPARK, recompute=["totals"])
 
 
+@pytest.mark.system
 @pytest.mark.short("False")
 @pytest.mark.parametrize("too_new", [False, True])
 def test_a_branch_with_rows_of_the_original_from_after_the_fork_is_refused(tmp_path: Path, too_new: bool) -> None:

@@ -86,6 +86,7 @@ def test_a_roll_back_that_is_refused_leaves_the_fork_as_it_is(tmp_path: Path) ->
     assert table(tmp_path, "events") == expected()
 
 
+@pytest.mark.system
 @pytest.mark.parametrize("step", ["back", "switch"])
 def test_what_a_roll_back_that_died_has_left_is_in_nobodys_way(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: str
@@ -233,6 +234,7 @@ def windows(folder: Path, out_of_order: int = 0) -> Program:
     return build
 
 
+@pytest.mark.system
 @pytest.mark.parametrize(
     ("old_delay", "new_delay", "slow", "refused"),
     [(0, 0, 50, False), (60, 0, 50, False), (70, 0, 50, True), (0, 70, 50, False), (0, 70, 110, True)],
@@ -365,6 +367,7 @@ def test_the_next_partition_starts_from_what_was_rolled_back(tmp_path: Path) -> 
     assert sorted(numbers) == [4, 5, 6, 7]
 
 
+@pytest.mark.system
 @pytest.mark.parametrize("recompute", [[], ["totals"]])
 def test_a_switch_that_is_repeated_keeps_the_state_of_the_version_before(tmp_path: Path, recompute: list[str]) -> None:
     old, new = with_an_edge(tmp_path), with_an_edge(tmp_path, Totals(7))

@@ -201,6 +201,7 @@ class Model:
 
 
 # The fork, which reads on, dies between a checkpoint and its commit.
+@pytest.mark.system
 @example(form="value", moves=False, wrong=None, silent=None, dying="back", at=57, before=1, between=2)
 @given(
     form=st.sampled_from(FORMS),
@@ -314,6 +315,7 @@ def test_the_rows_that_differ_are_named(tmp_path: Path) -> None:
     assert table(tmp_path) == expected(3)
 
 
+@pytest.mark.system
 def test_the_rows_of_a_sink_that_the_new_program_no_longer_has_are_missing(tmp_path: Path) -> None:
     new = program(tmp_path, Totals())
 
@@ -488,6 +490,7 @@ def test_jobs_of_each_version_bring_the_job_to_it(tmp_path: Path) -> None:
     assert table(tmp_path) == expected(6)
 
 
+@pytest.mark.system
 def test_an_upgrade_by_rule_switches_only_if_no_row_differs(tmp_path: Path) -> None:
     programs = tmp_path / "programs_by_rule.py"
     programs.write_text(

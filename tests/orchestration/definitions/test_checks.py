@@ -151,6 +151,7 @@ def test_damaged_metadata_is_a_finding(deployment: Deployment) -> None:
     assert "_metadata" in (integrity.description or "")
 
 
+@pytest.mark.system
 @pytest.mark.parametrize(
     "check", ["snapshot_integrity", "restore_drill", "lag", "state_evolution", "lingering_transactions"]
 )
@@ -162,6 +163,7 @@ def test_a_head_that_was_lost_is_a_finding(deployment: Deployment, check: str) -
         assert "HEAD" in (found.description or "")
 
 
+@pytest.mark.system
 def test_a_checkpoint_that_is_replaced_while_it_is_read_is_no_finding(
     deployment: Deployment, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -209,6 +211,7 @@ def test_checkpoints_that_come_quicker_than_they_are_read(
     assert "[1, 2, 3, 4, 5] were each replaced" in (found.description or "")
 
 
+@pytest.mark.system
 @pytest.mark.parametrize("check", ["snapshot_integrity", "restore_drill", "lag"])
 def test_a_store_that_fails_is_no_finding_but_a_failure_that_says_what_to_do(
     deployment: Deployment, monkeypatch: pytest.MonkeyPatch, check: str
@@ -250,6 +253,7 @@ def test_a_run_of_a_sensor_does_not_read_all_of_a_large_state(
     assert {name for name in left_out if any(f"Left out {name} of words/count" in line for line in said)} == left_out
 
 
+@pytest.mark.system
 @pytest.mark.parametrize("check", ["snapshot_integrity", "restore_drill"])
 def test_a_check_that_a_sensor_asks_for_alone_reads_a_large_state(
     deployment: Deployment, monkeypatch: pytest.MonkeyPatch, check: str
@@ -271,6 +275,7 @@ def test_lag(deployment: Deployment) -> None:
     assert ended.passed, "there is no input left to be late with"
 
 
+@pytest.mark.system
 def test_a_job_whose_runs_have_all_failed_lags(deployment: Deployment) -> None:
     late = {"max_lag": timedelta(0)}
     assert deployment.check("lag", **late)[TABLE].passed, "it has never run"
@@ -404,6 +409,7 @@ class Either(CoProcessFunction):
     def process_element2(self, value: Any, ctx: CoProcessFunction.Context) -> None: ...
 
 
+@pytest.mark.system
 @pytest.mark.parametrize("ends", [False, True])
 def test_what_holds_event_time_back_is_named(ends: bool, deployment: Deployment) -> None:
     def joined() -> StreamExecutionEnvironment:
@@ -427,6 +433,7 @@ def test_what_holds_event_time_back_is_named(ends: bool, deployment: Deployment)
         assert re.search("'dimension', which gives no watermarks, with [1-9] rows in state", str(windows.description))
 
 
+@pytest.mark.system
 def test_a_source_that_has_read_nothing_yet_beside_a_static_input_is_no_fault(deployment: Deployment) -> None:
     def joined() -> StreamExecutionEnvironment:
         env = environment(2)

@@ -208,6 +208,7 @@ def test_a_run_that_fails_at_once_has_no_materialization(words: Words) -> None:
     assert words.checkpoints("count") == []
 
 
+@pytest.mark.system
 def test_input_counts_as_read_by_the_checkpoints_that_were_triggered_after_it(words: Words) -> None:
     def write(checkpoint_id: int) -> None:
         if checkpoint_id == 2:
@@ -252,6 +253,7 @@ def test_a_run_that_is_terminated_keeps_its_checkpoints(words: Words, number: si
     assert words.rows() == [2, 6]
 
 
+@pytest.mark.system
 @pytest.mark.parametrize("asked", [True, False])
 def test_a_step_that_has_its_own_process_fails_only_if_nobody_has_told_dagster_to_end_it(
     words: Words, asked: bool
@@ -316,6 +318,7 @@ def test_a_run_that_is_asked_to_stop_succeeds(words: Words, asks: Callable[[Orde
     assert words.checkpoints("table") == [last]
 
 
+@pytest.mark.system
 def test_a_run_that_is_asked_to_cancel_is_canceled(words: Words, asks: Callable[[Order], None]) -> None:
     asks(Order(RequestKind.CANCEL))
     result = words.run(LONG, epochs=0)

@@ -76,6 +76,7 @@ def test_the_run_of_the_newest_materialization_is_kept(instance: DagsterInstance
     assert second not in old(instance, keep=0)
 
 
+@pytest.mark.system
 def test_the_run_of_each_partitions_newest_materialization_is_kept(instance: DagsterInstance) -> None:
     from dagster import asset, materialize
 
@@ -92,6 +93,7 @@ def test_the_run_of_each_partitions_newest_materialization_is_kept(instance: Dag
     assert {run.run_id for run in instance.get_runs()} == {again, *kept}
 
 
+@pytest.mark.system
 @pytest.mark.short("True")
 @pytest.mark.parametrize("dry_run", [False, True])
 def test_a_sweep_deletes_what_dagster_has_of_a_run(

@@ -452,6 +452,7 @@ def test_policies_are_handed_on(tmp_path: Path) -> None:
     assert assets.backfill_policy == policy
 
 
+@pytest.mark.system
 def test_end_states_that_are_not_kept(deployment: Deployment, monkeypatch: pytest.MonkeyPatch) -> None:
     plain = deployment.assets
     keep = PartitionRetention(every=None, last=1)
@@ -495,6 +496,7 @@ def test_what_fails_before_the_attempt_begins_is_told(deployment: Deployment, mo
     assert failure_of(deployment.run(KEYS[0])) == "the store is not for us"
 
 
+@pytest.mark.system
 def test_a_job_that_gets_partitions_or_loses_them_is_refused(
     tmp_path: Path, instance: DagsterInstance, resources: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -553,6 +555,7 @@ def test_days_of_another_time_zone_are_refused(deployment: Deployment, monkeypat
     assert deployment.run(KEYS[2]).success
 
 
+@pytest.mark.system
 def test_a_backfill_of_days_before_the_old_start(deployment: Deployment, monkeypatch: pytest.MonkeyPatch) -> None:
     """Retention and the warning follow the current definition."""
     plain = deployment.assets
@@ -595,6 +598,7 @@ def test_windows_that_names_of_files_can_tell_apart(tmp_path: Path, windows: Tim
     assert flink_assets(letters(tmp_path), name="letters", partitions_def=windows)[0].partitions_def == windows
 
 
+@pytest.mark.system
 def test_what_a_failed_range_completed_becomes_stale_too(
     deployment: Deployment, monkeypatch: pytest.MonkeyPatch
 ) -> None:

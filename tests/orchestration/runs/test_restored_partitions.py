@@ -84,6 +84,7 @@ def test_a_restored_end_state_is_where_the_next_partition_starts(job: Job) -> No
     assert job.table() == straight_run(KEYS[:4])
 
 
+@pytest.mark.system
 @pytest.mark.short("run")
 @pytest.mark.parametrize("verb", ["run", "rescale"])
 def test_a_partition_starts_from_what_is_there_once_its_run_leads(
@@ -112,6 +113,7 @@ def test_a_partition_starts_from_what_is_there_once_its_run_leads(
     assert {operator.parallelism for operator in latest.operators} == {2 if verb == "rescale" else 1}
 
 
+@pytest.mark.system
 def test_a_claimed_savepoint_is_there_until_all_partitions_of_a_run_are_complete(job: Job) -> None:
     job.run(KEYS[0], KEYS[1])
     savepoint = job.savepoint()
@@ -123,6 +125,7 @@ def test_a_claimed_savepoint_is_there_until_all_partitions_of_a_run_are_complete
     assert not list(Path(savepoint.removeprefix("file://")).rglob("_metadata"))
 
 
+@pytest.mark.system
 def test_state_from_which_no_partition_would_start_is_not_restored(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
     job.run(KEYS[0], KEYS[1])
     savepoint = job.savepoint()
@@ -136,6 +139,7 @@ def test_state_from_which_no_partition_would_start_is_not_restored(job: Job, mon
     assert job.table()[KEYS[3]] == Counter({("a", n): 1 for n in range(4, 8)})
 
 
+@pytest.mark.system
 def test_partitions_of_a_stopped_job_wait_for_a_restore(job: Job) -> None:
     job.run(KEYS[0], KEYS[1])
     stopped = job.launch("stop", "stop_letters")
@@ -146,6 +150,7 @@ def test_partitions_of_a_stopped_job_wait_for_a_restore(job: Job) -> None:
     assert job.table() == straight_run(KEYS[:4])
 
 
+@pytest.mark.system
 def test_partitions_are_not_drained(job: Job) -> None:
     """Rows that belong to no partition would never be replaced: windows that are open would have them once more."""
     job.run(KEYS[0], KEYS[1])
@@ -155,6 +160,7 @@ def test_partitions_are_not_drained(job: Job) -> None:
     assert job.table() == straight_run(KEYS[:4])
 
 
+@pytest.mark.system
 def test_a_job_that_was_stopped_without_its_program_keeps_its_end_state(job: Job) -> None:
     job.run(KEYS[0], KEYS[1])
     savepoint = stop_with_savepoint(job.location, owner="test", now_ms=current_millis())
@@ -190,6 +196,7 @@ def test_a_fork_begins_with_the_end_state_of_a_partition(job: Job) -> None:
         fork_job(job.location, "fork", at=savepoint.url)
 
 
+@pytest.mark.system
 @pytest.mark.short("False")
 @pytest.mark.parametrize("offline", [False, True])
 def test_a_job_with_partitions_moves_to_another_store(job: Job, tmp_path: Path, offline: bool) -> None:
@@ -205,6 +212,7 @@ def test_a_job_with_partitions_moves_to_another_store(job: Job, tmp_path: Path, 
     assert job.table() == straight_run(KEYS[:4])
 
 
+@pytest.mark.system
 @pytest.mark.short("False")
 @pytest.mark.parametrize("empty", [False, True])
 def test_partitions_are_replaced_when_the_folder_of_checkpoints_is_new(job: Job, empty: bool) -> None:
@@ -221,6 +229,7 @@ def test_partitions_are_replaced_when_the_folder_of_checkpoints_is_new(job: Job,
     assert job.table() == straight_run(KEYS[:4])
 
 
+@pytest.mark.system
 def test_a_checkpoint_that_was_never_completed_is_no_recovered_end_state(
     job: Job, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -139,6 +139,7 @@ def test_a_selection_materializes_the_region_as_a_run_of_all_does(
     assert words.stale() == []
 
 
+@pytest.mark.system
 @pytest.mark.short("words")
 @pytest.mark.parametrize("selected", SELECTIONS, ids="-".join)
 def test_what_is_stale_is_told_after_a_run_of_any_selection(words: Words, selected: list[str]) -> None:
@@ -198,6 +199,7 @@ def test_checks_of_selected_assets_look_at_the_new_checkpoint(words: Words) -> N
     assert all(check.passed and check.metadata["flink/checkpoint_id"].value == 2 for check in checks)
 
 
+@pytest.mark.system
 def test_jobs_go_on_from_a_run_of_a_selection(words: Words) -> None:
     assert words.run("table").success
     env = word_count(words.path / "table", ["a", "b"] * 20, per_epoch=1)

@@ -71,6 +71,7 @@ def test_a_table_has_the_rows_of_all_its_files(words: Words) -> None:
     assert words.count()[0] == 3
 
 
+@pytest.mark.system
 def test_a_table_that_cannot_be_counted_has_no_number(words: Words) -> None:
     words.run()
     (words.table / "a.parquet").write_text("nothing")
@@ -82,6 +83,7 @@ def test_a_table_that_cannot_be_counted_has_no_number(words: Words) -> None:
     assert words.count()[0] == 9
 
 
+@pytest.mark.system
 @pytest.mark.parametrize("kind", ["delta", "iceberg"])
 def test_a_table_with_a_log_has_the_rows_that_it_tells(
     words: Words, kind: str, monkeypatch: pytest.MonkeyPatch

@@ -16,6 +16,7 @@ from tests.orchestration.programs import word_count
 from tests.waiting import until
 
 
+@pytest.mark.system
 def test_a_step_ends_when_the_process_of_its_run_is_killed(
     tmp_path: Path, resources: dict[str, Any], in_process: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:

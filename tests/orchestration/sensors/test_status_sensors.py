@@ -160,6 +160,7 @@ def test_what_else_fails_on_the_job_leaves_the_trigger_on(
     assert f"but job words is success in run {last.run_id}" in said
 
 
+@pytest.mark.system
 @pytest.mark.parametrize("verb", ["savepoint", "stop"])
 def test_a_savepoint_of_a_canceled_job_does_not_start_it(
     instance: DagsterInstance, assets: list[AssetsDefinition], verb: str
@@ -171,6 +172,7 @@ def test_a_savepoint_of_a_canceled_job_does_not_start_it(
     assert "switched on" in location.happens(STARTED, location.ran(STARTED, "words_restore"))
 
 
+@pytest.mark.system
 @pytest.mark.parametrize("end", [DONE, BROKE])
 def test_a_run_in_which_another_asset_fails_leaves_the_trigger_on(
     instance: DagsterInstance, assets: list[AssetsDefinition], end: Any
