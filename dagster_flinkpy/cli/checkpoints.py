@@ -6,6 +6,7 @@ import json
 from typing import Any
 
 import click
+from rich.markup import escape
 
 from dagster_flinkpy.checkpoint.recovery import recover_head
 from dagster_flinkpy.checkpoint.reports.job_metrics import stored_job_metrics
@@ -55,11 +56,15 @@ def list_checkpoints(directory: str, endpoint_url: str | None, as_json: bool) ->
     for job, entry in rows:
         try:
             metadata = jobs[job].load(entry.path)
-            facts_of = [f"{metadata.state_bytes:,}", "yes" if metadata.end_of_input else "no", metadata.end_of or "-"]
+            facts_of = [
+                f"{metadata.state_bytes:,}",
+                "yes" if metadata.end_of_input else "no",
+                escape(metadata.end_of or "-"),
+            ]
         except CorruptMetadataError:
             facts_of = ["[red]damaged[/]", "", ""]
         when = time_of(entry.last_modified)
-        table.add_row(job, str(entry.checkpoint_id), entry.status.value, when, *facts_of, entry.path)
+        table.add_row(escape(job), str(entry.checkpoint_id), entry.status.value, when, *facts_of, entry.path)
     console_of_width().print(table)
 
 

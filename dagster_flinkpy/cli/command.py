@@ -28,6 +28,8 @@ class _Commands(click.Group):
     def invoke(self, ctx: click.Context) -> Any:
         try:
             return super().invoke(ctx)
+        except BrokenPipeError:  # whoever reads the output has enough, such as `head`
+            raise
         except (FlinkPyError, OSError) as error:
             lines = (" ".join(line.split()) for line in str(error).splitlines())
             raise click.ClickException("\n".join(filter(None, lines)) or type(error).__name__) from error

@@ -336,12 +336,12 @@ def describe_savepoint(path: str, uid: str | None, endpoint_url: str | None, as_
         return
     facts = Table.grid(padding=(0, 2))
     for name, value in _facts(metadata):
-        facts.add_row(f"[bold]{name}[/]", value)
+        facts.add_row(f"[bold]{name}[/]", escape(value))
     console.print(facts)
     names = "uid|name|#parallelism|#max parallelism|states|#rows|#bytes|#splits|#to commit|watermark"
     table = plain_table(*names.split("|"))
     for operator in metadata.operators:
-        table.add_row(*_operator_row(operator))
+        table.add_row(*map(escape, _operator_row(operator)))
     console.print(table)
     if flying := in_flight(metadata):
         segments = plain_table("edge", "not read by", "#epochs", "#segments", "#records", "#bytes")

@@ -141,7 +141,7 @@ def _limited(tables: Iterator[pa.Table], limit: int | None) -> Iterator[pa.Table
 
 def _print_rows(schema: pa.Schema, tables: Iterator[pa.Table], console: Console) -> None:
     numbers = {f.name for f in schema if pa.types.is_integer(f.type) or pa.types.is_floating(f.type)}
-    table = plain_table(*(f"#{name}" if name in numbers else name for name in schema.names))
+    table = plain_table(*(f"#{escape(name)}" if name in numbers else escape(name) for name in schema.names))
     for rows in tables:
         for row in rows.to_pylist():
             table.add_row(*("" if value is None else _cell(value) for value in row.values()))

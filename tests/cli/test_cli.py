@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import errno
 import json
 import os
 from collections.abc import Callable, Iterator
@@ -192,6 +193,25 @@ def test_describe_one_operator_as_json(savepoint: Path) -> None:
     document = json.loads(printed("savepoint", "describe", savepoint, "--uid", "count", "--json"))
     assert [operator.uid for operator in CheckpointMetadata.from_json(document).operators] == ["count"]
     assert "no operator has uid 'counts'" in error_of("savepoint", "describe", savepoint, "--uid", "counts", "--json")
+
+
+def test_names_are_shown_as_they_are(job: Path) -> None:
+    """In brackets they were markup: parts of them were not shown, or the command failed with a traceback."""
+    latest = job / "chk-3" / "_metadata"
+    metadata = CheckpointMetadata.from_bytes(latest.read_bytes(), "it")
+    source, count = metadata.operators
+    named = replace(metadata, operators=(source, replace(count, name="[/no] [eu]")))
+    latest.write_bytes(named.to_bytes())
+    assert "[/no] [eu]" in printed("savepoint", "describe", job / "chk-3")
+
+
+def test_who_has_read_enough_sees_no_error(job: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def closed(*_: Any, **__: Any) -> None:
+        raise BrokenPipeError(errno.EPIPE, "Broken pipe")
+
+    monkeypatch.setattr("dagster_flinkpy.cli.checkpoints.json.dumps", closed)
+    result = run("checkpoints", "list", job, "--json")
+    assert (result.output, type(result.exception)) == ("", SystemExit)
 
 
 def test_an_idle_subtask_does_not_hide_the_watermark(job: Path) -> None:
