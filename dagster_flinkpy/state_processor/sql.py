@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from collections.abc import Iterable, Sequence
 from decimal import Decimal
@@ -47,7 +48,8 @@ def query_state(savepoint: SavepointReader | FlinkSavepointReader, query: str, *
 
     Args:
         savepoint: The savepoint or checkpoint.
-        query: One SELECT statement in DuckDB's SQL. Quote names that contain anything but letters, digits and ``_``.
+        query: One SELECT statement in DuckDB's SQL. Quote names that contain anything but letters, digits and ``_``. Of
+            columns with one name, the second one is called ``name_1``.
         keys: Keys as text (see :func:`key_from_text`). Only their rows are read, and only the parts of large files that
             can contain them. Default: all rows.
 
@@ -76,7 +78,8 @@ def query_state(savepoint: SavepointReader | FlinkSavepointReader, query: str, *
                     _check_told_apart(views := [*views, target], "states", "Query one of them alone")
                     connection.register(f"_state_{number}", _rows(state, keys, plan))
                     connection.execute(f"create view if not exists {target} as from _state_{number}")
-            return connection.sql(query).to_arrow_table()
+            rows = connection.sql(query).to_arrow_table()
+            return rows.rename_columns(_told_apart(rows.column_names))
         except duckdb.CatalogException as e:
             names = ", ".join(f"{_shown(s.uid)}.{_shown(s.name)}" for s in savepoint.states) or "none"
             raise ConfigurationError(f"{str(e).splitlines()[0]} The states are: {names}") from e
@@ -152,6 +155,15 @@ def _check_told_apart(names: Sequence[str], what: str, advice: str) -> None:
     for name in names:
         if (other := known.setdefault(name.encode().lower(), name)) != name:
             raise ConfigurationError(f"SQL does not tell the {what} {other!r} and {name!r} apart. {advice}")
+
+
+def _told_apart(names: Sequence[str]) -> list[str]:
+    """Gives columns of one name, as those of joined states, numbers, as DuckDB does: a row is a dict of its columns."""
+    found: list[str] = []
+    for name in names:
+        other = (f"{name}_{number}" for number in itertools.count(1))
+        found.append(name if name not in found else next(each for each in other if each not in {*names, *found}))
+    return found
 
 
 def _bound(rows: pa.Table, which: int) -> pa.Array[Any]:

@@ -110,6 +110,14 @@ def test_states_can_be_joined(savepoint: SavepointReader) -> None:
     assert all(row["value"] == row["of_list"] for row in rows)
 
 
+def test_columns_of_one_name_are_told_apart(savepoint: SavepointReader, folder: Path) -> None:
+    """A row had the value of the last one only, which the command showed in the first column."""
+    query = "select 1 as n, 2 as n, 3 as n_1, 4 as n from kinds.total limit 1"
+    assert rows_of(savepoint, query) == [{"n": 1, "n_2": 2, "n_1": 3, "n_3": 4}]
+    shown = CliRunner().invoke(main, ["state", "sql", str(folder), query]).output
+    assert shown.split() == ["n", "n_2", "n_1", "n_3", "1", "2", "3", "4"]
+
+
 def test_only_the_states_that_are_named_are_read(savepoint: SavepointReader, monkeypatch: pytest.MonkeyPatch) -> None:
     read: list[str] = []
     columns_of = KeyedStateRows.read_columns
