@@ -141,6 +141,8 @@ class SourceSpec(OperatorSpec):
     watermark_strategy: WatermarkStrategy
     static: bool = False
     """Whether all of it is read at once, before what other inputs of an operator bring."""
+    timed_later: bool = False
+    """Whether an operator behind it assigns event time, so what it has yet to read may be late."""
     kind: ClassVar[str] = "source"
     stateful: ClassVar[bool] = True
 

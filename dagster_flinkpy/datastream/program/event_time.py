@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 from dagster_flinkpy.common.basic_type_info import BasicTypeInfo
 from dagster_flinkpy.common.composite_type_info import RowTypeInfo, TupleTypeInfo
+from dagster_flinkpy.common.time import Duration
 from dagster_flinkpy.common.type_information import TypeInformation
 from dagster_flinkpy.common.watermark_strategy import WatermarkStrategy
 from dagster_flinkpy.datastream.operator_specs import (
@@ -17,7 +18,7 @@ from dagster_flinkpy.datastream.operator_specs import (
     TimestampsSpec,
     WindowSpec,
 )
-from dagster_flinkpy.datastream.program.job_graph import JobGraph
+from dagster_flinkpy.datastream.program.job_graph import JobEdge, JobGraph, JobVertex
 from dagster_flinkpy.datastream.window_triggers import (
     ContinuousEventTimeTrigger,
     EventTimeTrigger,
@@ -26,7 +27,14 @@ from dagster_flinkpy.datastream.window_triggers import (
 )
 from dagster_flinkpy.errors import JobGraphError, StalledEventTimeWarning
 
-__all__ = ["EventTimeStall", "check_timestamp_field", "find_stalls", "warn_of_stalls", "without_event_time"]
+__all__ = [
+    "EventTimeStall",
+    "check_timestamp_field",
+    "find_stalls",
+    "warn_of_stalls",
+    "with_later_idleness",
+    "without_event_time",
+]
 
 _WITHOUT_TIMERS = "dagster_flinkpy.datastream.functions"
 """The module of the `on_timer` methods that do nothing."""
@@ -80,6 +88,35 @@ def check_timestamp_field(strategy: WatermarkStrategy, type_info: TypeInformatio
             f"{what}: the field is {kind}; it must be a whole number, the milliseconds since 1970, or a "
             "Types.SQL_TIMESTAMP() or Types.INSTANT(): convert it with map(), or give a TimestampAssigner"
         )
+
+
+def with_later_idleness(vertices: Sequence[JobVertex], edges: Iterable[JobEdge]) -> list[JobVertex]:
+    """Tells sources of the operators behind them that assign event time.
+
+    Only a source knows that it has nothing to read, so it takes the idle timeout of such an operator, which is idle
+    when all of its inputs are.
+
+    Args:
+        vertices: The operators, in topological order.
+        edges: Their edges.
+    """
+    later: dict[str, set[Duration | None]] = {vertex.uid: set() for vertex in vertices}
+    inputs: dict[str, list[str]] = {vertex.uid: [] for vertex in vertices}
+    for edge in edges:
+        inputs[edge.target].append(edge.source)
+    told: list[JobVertex] = []
+    for vertex in reversed(vertices):
+        spec, timeouts = vertex.spec, later[vertex.uid]
+        if isinstance(spec, TimestampsSpec) and _generates(spec.watermark_strategy):
+            timeouts = timeouts | {spec.watermark_strategy.idle_timeout}
+        for source in inputs[vertex.uid]:
+            later[source] |= timeouts
+        if type(spec) is SourceSpec and timeouts:  # a DataFrame is read once, and does not hold back others afterwards
+            longest = max(filter(None, [spec.watermark_strategy.idle_timeout, *timeouts]), default=None)
+            strategy = replace(spec.watermark_strategy, idle_timeout=longest)
+            vertex = replace(vertex, spec=replace(spec, watermark_strategy=strategy, timed_later=True))
+        told.append(vertex)
+    return told[::-1]
 
 
 def find_stalls(graph: JobGraph) -> list[EventTimeStall]:

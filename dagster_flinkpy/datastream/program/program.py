@@ -34,7 +34,7 @@ from dagster_flinkpy.datastream.operator_specs import (
     TimestampsSpec,
     as_callable,
 )
-from dagster_flinkpy.datastream.program.event_time import warn_of_stalls
+from dagster_flinkpy.datastream.program.event_time import warn_of_stalls, with_later_idleness
 from dagster_flinkpy.datastream.program.execution import ExecutionSettings, JobExecutionResult, get_executor
 from dagster_flinkpy.datastream.program.given import Given
 from dagster_flinkpy.datastream.program.job_graph import (
@@ -181,7 +181,7 @@ class StreamProgram(Generic[S]):
                     edge_id = len(edges)
                     edge = JobEdge(edge_id, source, uids[id(t)], index, i.given.as_given(), i.type_info, i.side_output)
                     edges.append(replace(edge, blocking=i.blocking, retain=i.retain))
-        graph = build_job_graph(vertices, edges)
+        graph = build_job_graph(with_later_idleness(vertices, edges), edges)
         for uid in self.migrations:
             if not any(vertex.uid == uid and vertex.spec.keeps_state for vertex in graph.vertices):
                 known = ", ".join(repr(vertex.uid) for vertex in graph.vertices if vertex.spec.keeps_state) or "none"

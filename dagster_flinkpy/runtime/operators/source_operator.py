@@ -31,7 +31,7 @@ class SourceOperator(StreamOperator):
         super().__init__(context)
         self._source = spec.source.for_subtask()
         self._idle_timeout = spec.watermark_strategy.idle_timeout
-        self._makes_watermarks = spec.watermark_strategy.max_out_of_orderness is not None
+        self._is_timed = spec.timed_later or spec.watermark_strategy.max_out_of_orderness is not None
         self._strategy = spec.watermark_strategy
         self._time = EventTime(spec.watermark_strategy, self, context.watermark)
         self._splits: list[SourceSplit] = []
@@ -195,11 +195,11 @@ class SourceOperator(StreamOperator):
     def is_idle_when_read(self, epoch: EpochInput) -> bool:
         """Returns whether event time no longer waits for this subtask when it has read all splits of an epoch.
 
-        That is the case if the strategy generates no watermarks but has an idle timeout. Then later records have no
-        event time that could be late, and none of them comes before the barrier.
+        That is the case if the strategy has an idle timeout but generates no watermarks, and nor does an operator
+        behind it. Then later records have no event time that could be late, and none comes before the barrier.
         """
         uid = self.context.vertex.uid
-        return self._idle_timeout is not None and not self._makes_watermarks and uid not in epoch.ended_sources
+        return self._idle_timeout is not None and not self._is_timed and uid not in epoch.ended_sources
 
     @property
     def heeds_time(self) -> bool:

@@ -252,13 +252,22 @@ TIMES = [("a", t, 0) for t in range(0, 100, 10)]
 
 
 def fired_before_the_end(
-    first: list[Any], second: list[Any], folder: Path, strategy: WatermarkStrategy | None = None
+    first: list[Any],
+    second: list[Any],
+    folder: Path,
+    strategy: WatermarkStrategy | None = None,
+    assigned: WatermarkStrategy | None = None,
 ) -> list[int]:
-    """Returns the timers that fire in the first epoch of two inputs that have a second epoch."""
+    """Returns the timers that fire in the first epoch of two inputs that have a second epoch.
+
+    ``strategy`` is that of the second source; ``assigned`` that of an operator behind it.
+    """
     env = environment()
     more = [("a", 1000, 0)] * 10
     left = events(env, [*first, *more], uid="left", per_epoch=len(first))
     right = events(env, [*second, *more], uid="right", per_epoch=len(second), strategy=strategy)
+    if assigned is not None:
+        right = right.filter(lambda event: True).uid("all").assign_timestamps_and_watermarks(assigned).uid("times")
     stream = left.connect(right).key_by("key", "key").process(TimerPerRecord(), COUNTED).uid("both")
     graph = collect_graph(stream)
     results = run_epoch(make_job(graph, folder))
@@ -277,6 +286,17 @@ def test_a_source_without_input_holds_the_other_back(tmp_path: Path) -> None:
 def test_an_idle_source_does_not_hold_the_other_back(tmp_path: Path) -> None:
     idle = event_time().with_idleness(Duration.of_minutes(1))
     assert fired_before_the_end(TIMES, [], tmp_path, idle) == list(range(0, 90, 10))
+
+
+def test_an_operator_that_assigns_event_time_and_is_idle_does_not_hold_the_other_back(tmp_path: Path) -> None:
+    silent, idle = WatermarkStrategy.no_watermarks(), event_time().with_idleness(Duration.of_minutes(1))
+    assert fired_before_the_end(TIMES, [], tmp_path / "idle", silent, idle) == list(range(0, 90, 10))
+    assert fired_before_the_end(TIMES, [], tmp_path / "waits", silent, event_time()) == []
+
+
+def test_a_source_is_not_idle_as_soon_as_it_is_read_if_its_records_get_event_time_later(tmp_path: Path) -> None:
+    idle = WatermarkStrategy.no_watermarks().with_idleness(Duration.of_minutes(1))
+    assert fired_before_the_end(TIMES, TIMES[:6], tmp_path, idle, event_time()) == sorted([0, 10, 20, 30, 40])
 
 
 @pytest.mark.parametrize("parallelism", [1, 2])
