@@ -6,8 +6,9 @@ import multiprocessing
 import os
 import signal
 import threading
+import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from types import FrameType
 
@@ -17,6 +18,8 @@ from dagster_flinkpy.errors import add_note
 
 __all__ = ["Termination", "clean_termination", "interrupts_passed_to"]
 
+_LOOK_SECONDS, _GRACE_SECONDS = 60.0, 300.0
+"""How often the step looks whether Dagster calls its run ended, and how long it may go on after that."""
 _CLEAN = "The job has ended after its last checkpoint, from which the next run continues."
 
 
@@ -34,14 +37,19 @@ def clean_termination(context: AssetExecutionContext) -> Iterator[Termination]:
     The run is canceled all the same: whoever has started the process of the step knows that the run is to end. If the
     step is in the process of the run, nobody else can tell Dagster, so then the interrupt is raised on. It is
     raised on, too, if somebody else ends the process, such as Kubernetes that drains its node: the run would succeed.
-    It ends as well if the process of the run that has started that of the step dies.
+    It ends as well if the process of the run that has started that of the step dies, and if Dagster has called the run
+    ended without telling its process, as when somebody forces the termination of a run whose code server has died.
 
     Args:
         context: Context of the step.
     """
-    termination, run = Termination(), multiprocessing.parent_process()
-    if run is not None and _has_own_process(context):
+    termination, run, ended = Termination(), multiprocessing.parent_process(), threading.Event()
+    own = _has_own_process(context)
+    if run is not None and own:
         threading.Thread(target=_end_after, args=(run.join,), name="end of the run", daemon=True).start()
+    if own or threading.current_thread() is threading.main_thread():  # otherwise no signal ends the step alone
+        pid = run.pid if run is not None and run.pid is not None and own else os.getpid()
+        threading.Thread(target=_end_when_over, args=(context, pid, ended), name="end in Dagster", daemon=True).start()
     try:
         yield termination
     except BaseException as error:
@@ -49,6 +57,8 @@ def clean_termination(context: AssetExecutionContext) -> Iterator[Termination]:
             raise
         termination.happened = True
         context.log.info(f"The run was terminated. {_CLEAN}")
+    finally:
+        ended.set()
 
 
 def _end_after(wait: Callable[[], object]) -> None:
@@ -58,6 +68,17 @@ def _end_after(wait: Callable[[], object]) -> None:
     """
     wait()
     os.kill(os.getpid(), signal.SIGTERM)
+
+
+def _end_when_over(context: AssetExecutionContext, pid: int, ended: threading.Event) -> None:
+    """Ends a process, as Dagster does, once Dagster has called its run ended for some time: it was not told."""
+    while not ended.wait(_LOOK_SECONDS):
+        with suppress(Exception):  # Dagster's database is away
+            record = context.instance.get_run_record_by_id(context.run.run_id)
+            end = record.end_time if record is not None and record.dagster_run.is_finished else None
+            if end is not None and time.time() - end >= _GRACE_SECONDS:
+                os.kill(pid, signal.SIGTERM)
+                return
 
 
 def _is_to_end(context: AssetExecutionContext) -> bool:

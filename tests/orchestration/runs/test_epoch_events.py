@@ -34,7 +34,7 @@ from sqlalchemy.exc import OperationalError
 from dagster_flinkpy.checkpoint.requests import JobRequests, Order, RequestKind
 from dagster_flinkpy.common.clock import current_millis
 from dagster_flinkpy.orchestration import FlinkAssetChecks, flink_assets
-from dagster_flinkpy.orchestration.runs import unpartitioned_run
+from dagster_flinkpy.orchestration.runs import termination, unpartitioned_run
 from dagster_flinkpy.orchestration.runs.epoch_events import EpochEvents
 from dagster_flinkpy.runtime.epoch import EpochJob
 from dagster_flinkpy.runtime.master.job import JobAttempt
@@ -284,6 +284,31 @@ def test_a_step_that_has_its_own_process_fails_only_if_nobody_has_told_dagster_t
     said = [entry.user_message for entry in words.instance.all_logs(run.run_id)]
     ended_well = "The run was terminated. The job has ended after its last checkpoint"
     assert any(line.startswith(ended_well) for line in said) is asked
+
+
+def test_a_run_ends_that_dagster_calls_ended_without_having_reached_its_process(
+    words: Words, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(termination, "_LOOK_SECONDS", 0.01)
+    monkeypatch.setattr(termination, "_GRACE_SECONDS", 0)
+    ended = threading.Event()
+
+    def lose(checkpoint_id: int) -> None:
+        if checkpoint_id == 3:
+            (run,) = words.instance.get_runs()
+            words.instance.report_run_canceled(run)  # as a forced termination does
+            assert ended.wait(LIMIT), "the run waits for Spark"
+
+    words.during = lose
+    try:
+        assert not words.run("abcdef", epochs=0).success
+    finally:
+        ended.set()
+    (run,) = words.instance.get_runs()
+    assert run.status == DagsterRunStatus.CANCELED
+    assert words.checkpoints("table") == [2]
+    leader = lease.read(words.store)
+    assert leader is not None and not leader.alive(current_millis()), "the next run need not wait for it"
 
 
 LONG = "ab" * 200
