@@ -100,21 +100,22 @@ def with_later_idleness(vertices: Sequence[JobVertex], edges: Iterable[JobEdge])
         vertices: The operators, in topological order.
         edges: Their edges.
     """
-    later: dict[str, set[Duration | None]] = {vertex.uid: set() for vertex in vertices}
+    later: dict[str, set[tuple[bool, Duration | None]]] = {vertex.uid: set() for vertex in vertices}
     inputs: dict[str, list[str]] = {vertex.uid: [] for vertex in vertices}
     for edge in edges:
         inputs[edge.target].append(edge.source)
     told: list[JobVertex] = []
     for vertex in reversed(vertices):
-        spec, timeouts = vertex.spec, later[vertex.uid]
-        if isinstance(spec, TimestampsSpec) and _generates(spec.watermark_strategy):
-            timeouts = timeouts | {spec.watermark_strategy.idle_timeout}
+        spec, behind = vertex.spec, later[vertex.uid]
+        if isinstance(spec, TimestampsSpec):
+            behind = behind | {(_generates(spec.watermark_strategy), spec.watermark_strategy.idle_timeout)}
         for source in inputs[vertex.uid]:
-            later[source] |= timeouts
-        if type(spec) is SourceSpec and timeouts:  # a DataFrame is read once, and does not hold back others afterwards
-            longest = max(filter(None, [spec.watermark_strategy.idle_timeout, *timeouts]), default=None)
-            strategy = replace(spec.watermark_strategy, idle_timeout=longest)
-            vertex = replace(vertex, spec=replace(spec, watermark_strategy=strategy, timed_later=True))
+            later[source] |= behind
+        if type(spec) is SourceSpec and behind:  # a DataFrame is read once, and does not hold back others afterwards
+            timeouts = [spec.watermark_strategy.idle_timeout, *(timeout for _, timeout in behind)]
+            strategy = replace(spec.watermark_strategy, idle_timeout=max(filter(None, timeouts), default=None))
+            timed_later = any(generates for generates, _ in behind)
+            vertex = replace(vertex, spec=replace(spec, watermark_strategy=strategy, timed_later=timed_later))
         told.append(vertex)
     return told[::-1]
 

@@ -292,6 +292,8 @@ def test_an_operator_that_assigns_event_time_and_is_idle_does_not_hold_the_other
     silent, idle = WatermarkStrategy.no_watermarks(), event_time().with_idleness(Duration.of_minutes(1))
     assert fired_before_the_end(TIMES, [], tmp_path / "idle", silent, idle) == list(range(0, 90, 10))
     assert fired_before_the_end(TIMES, [], tmp_path / "waits", silent, event_time()) == []
+    never = silent.with_idleness(Duration.of_minutes(1))
+    assert fired_before_the_end(TIMES, [], tmp_path / "never", silent, never) == list(range(0, 90, 10))
 
 
 def test_a_source_is_not_idle_as_soon_as_it_is_read_if_its_records_get_event_time_later(tmp_path: Path) -> None:
