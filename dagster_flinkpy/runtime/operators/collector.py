@@ -27,12 +27,14 @@ _SINGLE = (Row, str, bytes, dict)
 """Types whose values can be iterated but are one record each."""
 _SEVERAL = frozenset({GeneratorType, list})
 """Types whose values are records for certain."""
+_FIRST = (str, int, float, OutputTag)
+"""Types of the first of several values that are one record."""
 _log = logging.getLogger(__name__)
 
 
-def _is_record(values: tuple[Any, ...]) -> bool:
-    """Returns whether a tuple that a function returned is a record, where records are rows or tuples."""
-    return bool(values) and isinstance(values[0], str | int | float)
+def _is_record(values: tuple[Any, ...], *, structs: bool) -> bool:
+    """Returns whether a tuple that a function returned is one record: of a side output, or where they are structs."""
+    return bool(values) and isinstance(values[0], _FIRST if structs else OutputTag)
 
 
 class Collector:
@@ -79,7 +81,7 @@ class Collector:
     def _each(self, results: Iterable[Any]) -> Iterable[Any]:
         """Returns the records that a function returned."""
         try:
-            if isinstance(results, _SINGLE) or (self._structs and type(results) is tuple and _is_record(results)):
+            if isinstance(results, _SINGLE) or (type(results) is tuple and _is_record(results, structs=self._structs)):
                 raise TypeError("a record, not several")
             return iter(results)
         except TypeError:
