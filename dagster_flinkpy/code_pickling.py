@@ -90,12 +90,15 @@ def copier(values: Any) -> Callable[[Any], Any]:
     """
     classes: dict[type, None] = {}
 
-    def note(each: type, reduced: _Reduced) -> _Reduced:
+    def noted(each: type, reduced: _Reduced) -> _Reduced:
         classes[each] = None
+        return list, ()  # without what it has, which may be much
+
+    def whole(each: type, reduced: _Reduced) -> _Reduced:
         return reduced
 
-    _dumps(values, note)
-    methods = _pickler()(io.BytesIO(), note)
+    _dumps(values, noted)
+    methods = _pickler()(io.BytesIO(), whole)
     methods.dump(list(classes))
     shared = {key: each for key, (_, each) in methods.memo.copy().items()} if classes else {}
 
@@ -109,7 +112,7 @@ def copier(values: Any) -> Callable[[Any], Any]:
 
     def copy(value: Any) -> Any:
         buffer = io.BytesIO()
-        Pickler(buffer, note).dump(value)
+        Pickler(buffer, whole).dump(value)
         buffer.seek(0)
         return Unpickler(buffer).load()
 
