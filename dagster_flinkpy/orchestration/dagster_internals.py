@@ -58,7 +58,8 @@ from dagster._core.storage.asset_check_execution_record import AssetCheckExecuti
 # The statuses of runs that are queued or alive.
 from dagster._core.storage.dagster_run import NOT_FINISHED_STATUSES
 
-# Names of the tags by which Dagster marks the runs of backfills, partitions, sensors and retries, and their time limit.
+# Names of the tags by which Dagster marks the runs of backfills, partitions, sensors and retries, and their time limit;
+# and of those that a user may set, such as their priority.
 from dagster._core.storage.tags import (
     ASSET_PARTITION_RANGE_END_TAG,
     ASSET_PARTITION_RANGE_START_TAG,
@@ -69,6 +70,7 @@ from dagster._core.storage.tags import (
     ROOT_RUN_ID_TAG,
     RUN_KEY_TAG,
     SENSOR_NAME_TAG,
+    USER_EDITABLE_SYSTEM_TAGS,
     WILL_RETRY_TAG,
 )
 
@@ -91,6 +93,7 @@ __all__ = [
     "ROOT_RUN_ID_TAG",
     "RUN_KEY_TAG",
     "SENSOR_NAME_TAG",
+    "USER_EDITABLE_SYSTEM_TAGS",
     "WILL_RETRY_TAG",
     "CodeReferencesMetadataSet",
     "CoercibleToAssetDep",

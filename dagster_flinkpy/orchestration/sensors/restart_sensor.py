@@ -28,9 +28,9 @@ from dagster_flinkpy.common.clock import current_millis, epoch_millis
 from dagster_flinkpy.orchestration.dagster_internals import (
     ASSET_PARTITION_RANGE_END_TAG,
     ASSET_PARTITION_RANGE_START_TAG,
-    MAX_RUNTIME_SECONDS_TAG,
     PARTITION_NAME_TAG,
     SENSOR_NAME_TAG,
+    USER_EDITABLE_SYSTEM_TAGS,
     WILL_RETRY_TAG,
     StepEventStatus,
 )
@@ -61,7 +61,7 @@ __all__ = [
     "restart_request",
 ]
 
-_KEPT = (ASSET_PARTITION_RANGE_START_TAG, ASSET_PARTITION_RANGE_END_TAG, MAX_RUNTIME_SECONDS_TAG)
+_KEPT = (ASSET_PARTITION_RANGE_START_TAG, ASSET_PARTITION_RANGE_END_TAG, *USER_EDITABLE_SYSTEM_TAGS)
 """Dagster's own tags that a restarted run has from the one that failed."""
 
 

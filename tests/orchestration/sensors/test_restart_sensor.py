@@ -150,13 +150,14 @@ def test_the_new_run_has_what_the_failed_one_had(assets: list[AssetsDefinition],
         instance,
         job_name="words_checkpoint",
         status=FAILED,
-        tags=BY_SENSOR | {"team": "b", "dagster/run_key": "words-1-1"},
+        tags=BY_SENSOR | {"team": "b", "dagster/run_key": "words-1-1", "dagster/priority": "7"},
         run_config=config,
     )
     (request,) = tick(assets, instance, strategy=FixedDelayRestart(1, timedelta(0))).run_requests or []
     assert request.run_key == f"words-restart-of-{failed.run_id}"
     assert request.job_name == "words_restart"
     assert request.run_config == config
+    assert request.tags["dagster/priority"] == "7", "the queue minds it again"
     tags = {name: value for name, value in request.tags.items() if not name.startswith("dagster/")}
     assert tags == {JOB_TAG: "words", RESTART_TAG: failed.run_id, FIRST_TRY_TAG: failed.run_id, "team": "b"}
     assert first_try(instance, failed.with_tags(request.tags)) == failed.run_id
