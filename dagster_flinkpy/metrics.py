@@ -12,10 +12,13 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping
 from math import ceil, isfinite, ldexp
 from numbers import Integral, Real
+from typing import TypeVar
 
 from dagster_flinkpy.errors import TypeMismatchError
 
 __all__ = ["LATE_RECORDS_DROPPED", "Counter", "Distribution", "Meter", "Metric", "MetricGroup", "user_metrics"]
+
+M = TypeVar("M", bound="Metric")
 
 LATE_RECORDS_DROPPED = "late_records_dropped"
 """The metric of windows that counts records which came too late for every window (Flink: ``numLateRecordsDropped``)."""
@@ -212,7 +215,10 @@ class _Gauge(Metric):
         self._name, self._obj = name, obj
 
     def values(self) -> dict[str, int | float]:
-        value = self._obj()
+        try:
+            value = self._obj()
+        except Exception as e:  # of the user's function
+            raise TypeMismatchError(f"gauge {self._name!r} raised {type(e).__name__}: {e}; return a number") from e
         if not isinstance(value, Real):
             raise TypeMismatchError(f"gauge {self._name!r} returned {value!r}; return a number")
         if isinstance(value, Integral):
@@ -241,31 +247,32 @@ class MetricGroup:
         return group if extra is None else group.add_group(extra)
 
     def counter(self, name: str) -> Counter:
-        """Returns a new counter."""
-        counter = Counter()
-        self._metrics[name] = counter
-        return counter
+        """Returns the counter with this name."""
+        return self._registered(name, Counter)
 
     def gauge(self, name: str, obj: Callable[[], int]) -> None:
         """Registers a function that returns a number, which is called at each barrier."""
         self._metrics[name] = _Gauge(name, obj)
 
     def meter(self, name: str, time_span_in_seconds: int = 60) -> Meter:
-        """Returns a new meter.
+        """Returns the meter with this name.
 
         Args:
             name: The name of the meter.
             time_span_in_seconds: Has no effect: a meter counts the events of an epoch.
         """
-        meter = Meter()
-        self._metrics[name] = meter
-        return meter
+        return self._registered(name, Meter)
 
     def distribution(self, name: str) -> Distribution:
-        """Returns a new distribution."""
-        distribution = Distribution()
-        self._metrics[name] = distribution
-        return distribution
+        """Returns the distribution with this name."""
+        return self._registered(name, Distribution)
+
+    def _registered(self, name: str, kind: type[M]) -> M:
+        """Returns the metric with a name; a new one if there is none, or one of another kind."""
+        metric = self._metrics.get(name)
+        if not isinstance(metric, kind):
+            metric = self._metrics[name] = kind()
+        return metric
 
     def values(self) -> dict[str, int | float]:
         """Returns all values by name: ``group.name``."""

@@ -47,6 +47,23 @@ def test_a_distribution_without_numbers_has_no_least_one() -> None:
     }
 
 
+def test_a_metric_that_is_asked_for_again_goes_on() -> None:
+    group = MetricGroup()
+    for value in (1, 2):
+        group.counter("seen").inc()
+        group.add_group("sizes").meter("events").mark_event(value)
+        group.add_group("sizes").distribution("size").update(value)
+    values = group.values()
+    assert (values["seen"], values["sizes.events"], values["sizes.size.sum"]) == (2, 3, 3)
+
+
+def test_a_gauge_that_fails_is_named() -> None:
+    group = MetricGroup()
+    group.gauge("open", lambda: 1 // 0)
+    with pytest.raises(TypeMismatchError, match="gauge 'open' raised ZeroDivisionError"):
+        group.take()
+
+
 def test_values_are_taken_once() -> None:
     group = MetricGroup()
     counter, distribution = group.counter("seen"), group.add_group("types").distribution("size")
