@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterator, Mapping
-from functools import cached_property
+from datetime import timedelta
+from functools import cached_property, lru_cache
 from typing import TYPE_CHECKING, ClassVar
 
 from dagster_flinkpy.common.arguments import check_argument
@@ -109,12 +110,28 @@ class RowSource(DeclaredSource):
         return Types.ROW_NAMED([*columns.field_names, *added], [*columns.field_types, *added.values()])
 
 
+@lru_cache(64)  # tables ask for each file
 def names_of_partition(partition: TimePartition, partition_format: str) -> tuple[str, str]:
-    """Returns the first name that belongs to a time partition, and the first one after it."""
+    """Returns the first name that belongs to a time partition, and the first one after it.
+
+    Raises:
+        ConfigurationError: The names of times are not in the order of the times, so a partition would read the files of
+            others.
+    """
     since, before = (when.strftime(partition_format) for when in (partition.start, partition.end))
+    needed = "it must be as fine as the partitions, with the larger units first, and each with all of its digits"
     if since >= before:
         raise ConfigurationError(
-            f"{partition_format=!r} formats start and end of partition {partition.key} as {since!r} and {before!r}; it "
-            "must be as fine as the partitions, with the larger units first"
+            f"{partition_format=!r} formats start and end of partition {partition.key} as {since!r} and {before!r}; "
+            f"{needed}"
         )
+    days, last = (timedelta(number) for number in range(1, 401)), before
+    later = sorted(each + day for day in days for each in (partition.start, partition.end))
+    for when in (each for each in later if each >= partition.end):
+        if (name := when.strftime(partition_format)) < last:
+            raise ConfigurationError(
+                f"{partition_format=!r} formats {when} as {name!r}, which is before {last!r}, as it formats an earlier "
+                f"time: a partition would read files of others; {needed}"
+            )
+        last = name
     return since, before

@@ -548,3 +548,30 @@ def test_a_partition_without_files_tells_if_the_format_fits_no_file(form: str, f
     else:
         with pytest.raises(SourceReadError, match=r"no file .* has a name of partition_format=.*2026-01-01.parquet"):
             enumerator.plan_epoch(1)
+
+
+@pytest.mark.parametrize(
+    ("form", "hours", "in_order"),
+    [
+        ("%Y-%m-%d", 24, True),
+        ("%y/%j", 24, True),
+        ("%G-W%V", 24 * 7, True),
+        ("%Y-%m-%dT%H", 1, True),
+        ("%d.%m.%Y", 24, False),  # the first of a month has the file of the first of the next one
+        ("%Y-%-m-%-d", 24, False),  # the first has those from the tenth to the nineteenth
+        ("%Y-%b-%d", 24, False),
+        ("%Y-W%V", 24 * 7, False),  # the last week of a year may be the first one of the next
+        ("%H", 1, False),
+    ],
+)
+def test_a_format_is_refused_by_which_a_partition_would_read_files_of_others(
+    form: str, hours: int, in_order: bool, tmp_path: Path
+) -> None:
+    source = ParquetSource(str(tmp_path), row_type=Types.ROW_NAMED(["id"], [Types.LONG()]), partition_format=form)
+    monday = datetime(2024, 4, 1, tzinfo=timezone.utc)
+    first = TimePartition("first", monday, monday + timedelta(hours=hours), 0)
+    if in_order:
+        source.check_partition(first)
+    else:
+        with pytest.raises(ConfigurationError, match="with the larger units first, and each with all of its digits"):
+            source.check_partition(first)
