@@ -271,7 +271,14 @@ def spark(spark_settings: SparkSettings) -> Iterator[SparkSession]:
 
 @pytest.fixture
 def one_server(spark_settings: SparkSettings, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Gives programs that name no Spark the server of the session: the start of another one takes seconds."""
+    """Gives programs that name no Spark the server of the session: the start of another one takes seconds.
+
+    Their DataFrames have the session that all share, because it has warm workers.
+    """
+
+    def shared(settings: SparkSettings | None = None, *, own: bool = False) -> SparkSession:
+        return get_session(spark_settings)
+
     for module in ("spark.sessions", "runtime.master.job_session"):
-        monkeypatch.setattr(f"dagster_flinkpy.{module}.get_session", lambda settings=None: get_session(spark_settings))
+        monkeypatch.setattr(f"dagster_flinkpy.{module}.get_session", shared)
     monkeypatch.setattr("dagster_flinkpy.runtime.master.local_executor.start_server", lambda: None)

@@ -84,7 +84,7 @@ class SparkResource(ConfigurableResource[Any]):
         """
         from dagster_flinkpy.spark.sessions import get_session
 
-        return get_session(self.settings())
+        return get_session(self.settings(), own=True)
 
 
 class StorageResource(ConfigurableResource[Any]):

@@ -193,7 +193,7 @@ def _has_host(url: str) -> bool:
         return False
 
 
-def get_session(settings: SparkSettings | None = None) -> SparkSession:
+def get_session(settings: SparkSettings | None = None, *, own: bool = False) -> SparkSession:
     """Returns a Spark session, which the caller must stop.
 
     On the shared local server, all processes share one session: Spark keeps Python workers per session, and warm
@@ -202,6 +202,8 @@ def get_session(settings: SparkSettings | None = None) -> SparkSession:
 
     Args:
         settings: Which Spark to use. Default: the shared local server.
+        own: Whether code of users gets it, so that other processes on the local server must not see its temporary views
+            and its settings. Default: it is the one that all share.
 
     Raises:
         JavaNotFoundError: A local Spark has to be started, and there is no Java for it.
@@ -221,21 +223,22 @@ def get_session(settings: SparkSettings | None = None) -> SparkSession:
     importlib.import_module("pyspark.sql.connect.client")  # takes a second, in which Java starts
     state = _local_server(settings, _state_file(settings))
     log = ServerLog.from_now_on(Path(state.log))
-    session = _connect(f"sc://localhost:{state.port}", shared_by=state.token, advice=f"see {log.path}")
+    session = _connect(f"sc://localhost:{state.port}", token=state.token, shared=not own, advice=f"see {log.path}")
     set_retries(session, _LOCAL_RETRIES)
     _server_logs[session] = log
     return session
 
 
 @contextmanager
-def open_session(settings: SparkSettings | None = None) -> Iterator[SparkSession]:
+def open_session(settings: SparkSettings | None = None, *, own: bool = False) -> Iterator[SparkSession]:
     """Opens a session, as `get_session` does. In the end it is stopped, unless its driver is in this process.
 
     Args:
         settings: Which Spark to use. Default: the shared local server.
+        own: Whether code of users gets it. Default: no.
     """
     settings = settings or SparkSettings()
-    session = get_session(settings)
+    session = get_session(settings, own=own)
     try:
         yield session
     finally:
@@ -485,14 +488,20 @@ def _await_launched(supervisor: subprocess.Popen[bytes], log: ServerLog, state_f
 
 
 def _connect(
-    url: str, *, advice: str, shared_by: str | None = None, conf: Mapping[str, str] | None = None
+    url: str,
+    *,
+    advice: str,
+    token: str | None = None,
+    shared: bool = False,
+    conf: Mapping[str, str] | None = None,
 ) -> SparkSession:
     """Returns a session on a Spark Connect server, after checking that the server answers.
 
     Args:
         url: URL of the server.
         advice: What to do if the server does not answer.
-        shared_by: Token of the local server, whose clients all share one session. Default: a new session.
+        token: Token of the local server. Default: it is another one.
+        shared: Whether it is the session that all clients of the local server share. Default: a new session.
         conf: Configuration to set in the session.
     """
     import grpc
@@ -507,14 +516,15 @@ def _connect(
             raise SparkRefusedError(f"This process already has a classic Spark session. {_ONE_KIND_HINT}")
     try:
         # If the environment sets a proxy, gRPC would use it even for calls to this machine.
-        builder = channel_builder(url, [("grpc.enable_http_proxy", 0)] if shared_by else None)
+        builder = channel_builder(url, [("grpc.enable_http_proxy", 0)] if token else None)
     except PySparkValueError as error:
         raise ConfigurationError(f"The Spark Connect URL cannot be read: {error}") from None
-    if shared_by:
-        builder.set(builder.PARAM_TOKEN, shared_by)
+    if token:
+        builder.set(builder.PARAM_TOKEN, token)
         builder.set(builder.PARAM_USER_ID, "flinkpy")
-        session_id = uuid.UUID(bytes=hashlib.sha256(shared_by.encode()).digest()[:16], version=4)
-        builder.set(builder.PARAM_SESSION_ID, str(session_id))
+        if shared:
+            session_id = uuid.UUID(bytes=hashlib.sha256(token.encode()).digest()[:16], version=4)
+            builder.set(builder.PARAM_SESSION_ID, str(session_id))
     channel = builder.toChannel()
     try:
         # PySpark alone would retry for ten minutes.
@@ -532,7 +542,7 @@ def _connect(
     os.environ[_CONNECT_VARIABLE] = "1"
     _connected.set()
     session = cast("SparkSession", ConnectSession.builder.channelBuilder(builder).create())
-    session.release_session_on_close = shared_by is None
+    session.release_session_on_close = not shared
     _open_sessions.add(session)
     try:
         for key, value in (conf or {}).items():

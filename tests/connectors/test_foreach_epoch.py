@@ -210,7 +210,7 @@ def test_a_spark_data_frame(spark: Any, tmp_path: Path) -> None:
 def test_a_job_gives_the_rows_of_each_epoch_as_a_spark_data_frame(
     tmp_path: Path, spark_settings: SparkSettings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(job_session, "get_session", lambda settings: get_session(spark_settings))
+    monkeypatch.setattr(job_session, "get_session", lambda settings, **_: get_session(spark_settings))
     found: dict[str, list[Any]] = {}
     failures = ["the first call fails"]
 

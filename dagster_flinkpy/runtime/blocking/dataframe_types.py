@@ -40,7 +40,7 @@ _MAX_PRECISION = 38
 
 def type_of_source(df_factory: Callable[[Any], Any], operator: str) -> RowTypeInfo:
     """Returns the type of the rows of a DataFrame for `from_spark`."""
-    with open_session() as spark, user_frames(operator):
+    with open_session(own=True) as spark, user_frames(operator):
         return _type_of(frame_of(df_factory, spark, operator), operator)
 
 
@@ -48,7 +48,7 @@ def type_of_transform(
     function: DataFrameFunction, input_type: RowTypeInfo | TupleTypeInfo, operator: str
 ) -> RowTypeInfo:
     """Returns the type of the rows of a DataFrame for `transform_spark`, without event time."""
-    with open_session() as spark, user_frames(operator):
+    with open_session(own=True) as spark, user_frames(operator):
         empty = spark.createDataFrame([], frame_schema(input_type, operator))
         return _type_of(frame_of(function, empty, operator), operator, without=ROWTIME)
 

@@ -25,28 +25,36 @@ _IDLE_SECONDS = 60.0
 
 
 class SharedSession:
-    """The Spark session of an execution attempt, which is opened when it is first needed."""
+    """The Spark sessions of an execution attempt, which are opened when they are first needed.
+
+    DataFrames of the user have one of their own: on the local server, its other runs share the attempt's.
+    """
 
     def __init__(self, settings: SparkSettings, progress: Callable[[str], None]) -> None:
         self.settings, self.progress = settings, progress
         self.owner = uuid.uuid4().hex
         """Tells Spark jobs of this attempt from those of others."""
-        self._spark: SparkSession | None = None
-        self._used = 0.0
-        """When somebody asked for the session last, in seconds of the monotonic clock."""
+        self._sessions: dict[bool, SparkSession] = {}
+        """By whether it is for DataFrames of the user."""
+        self._used: dict[bool, float] = {}
+        """When somebody asked for them last, in seconds of the monotonic clock."""
         self._tries: tuple[SparkSession, int] | None = None
         self._lock = threading.Lock()
 
-    def get(self) -> SparkSession:
-        """Returns the session."""
+    def get(self, *, own: bool = False) -> SparkSession:
+        """Returns a session; with ``own``, that for DataFrames of the user."""
+        own = own and self.settings.mode == "local" and not self.settings.in_this_process
         with self._lock:
-            before, self._used = self._used, time.monotonic()
-            if self._spark is not None and self._used - before > _IDLE_SECONDS and self._was_closed(self._spark):
-                self._spark = None
-            if self._spark is None:
-                self.progress(f"waiting for Spark ({self.settings.mode})")  # it may have to start first
-                self._spark = get_session(self.settings)
-            return self._spark
+            now, spark = time.monotonic(), self._sessions.get(own)
+            before, self._used[own] = self._used.get(own, now), now
+            if spark is not None and now - before > _IDLE_SECONDS and self._was_closed(spark):
+                spark = None
+            if spark is None:
+                if not own:
+                    self.progress(f"waiting for Spark ({self.settings.mode})")  # it may have to start first
+                spark = get_session(self.settings, own=True) if own else get_session(self.settings)
+                self._sessions[own] = spark
+            return spark
 
     def _was_closed(self, spark: SparkSession) -> bool:
         if self.settings.mode != "remote":
@@ -65,16 +73,15 @@ class SharedSession:
 
     def forget(self, lost: SparkSession) -> None:
         """Forgets a session whose server is gone; :meth:`get` opens another one."""
-        with self._lock:
-            if self._spark is lost:  # else another region has a new one already
-                self._spark = None
+        with self._lock:  # another region may have a new one already
+            self._sessions = {own: spark for own, spark in self._sessions.items() if spark is not lost}
 
     def close(self) -> None:
-        """Closes the session, except in mode ``classic``, where it stays open for the next attempt."""
-        if self._spark is not None and not self.settings.in_this_process:
+        """Closes the sessions, except in mode ``classic``, where they stay open for the next attempt."""
+        for spark in () if self.settings.in_this_process else self._sessions.values():
             with suppress(Exception):  # the server may be gone, and the session with it
-                self._spark.stop()
-        self._spark = None
+                spark.stop()
+        self._sessions.clear()
 
 
 class JobSession:
@@ -127,10 +134,14 @@ class JobSession:
             self._interrupt = lambda: None
 
     @contextmanager
-    def open(self) -> Iterator[SparkSession]:
-        """Provides the session; Spark jobs that are started inside the context can be interrupted."""
+    def open(self, *, own: bool = False) -> Iterator[SparkSession]:
+        """Provides the session; Spark jobs that are started inside the context can be interrupted.
+
+        Args:
+            own: Whether it is for DataFrames of the user. Default: no.
+        """
         settings, progress = self._shared.settings, self._shared.progress
-        spark, tag, over = self._shared.get(), self._tag, threading.Event()
+        spark, tag, over = self._shared.get(own=own), self._tag, threading.Event()
         wake = self._wake = threading.Event()
         if self.interrupted:
             wake.set()

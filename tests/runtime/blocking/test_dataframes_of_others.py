@@ -18,22 +18,15 @@ import pytest
 from dagster_flinkpy.common.typeinfo import Types
 from dagster_flinkpy.errors import FlinkPyError, InputTypeError, StorageError, UserFunctionError
 from dagster_flinkpy.runtime.blocking.dataframe_enumerators import SparkSourceEnumerator
-from dagster_flinkpy.spark.sessions import SparkSettings, get_session, open_session
+from dagster_flinkpy.spark.sessions import SparkSettings, open_session
 from tests.runtime.harness import HarnessAttempt, collect_graph, collected
 from tests.runtime.programs import environment
 
-pytestmark = pytest.mark.spark
+pytestmark = [pytest.mark.spark, pytest.mark.usefixtures("one_server")]
 
 ROW = Types.ROW_NAMED(["id", "name"], [Types.LONG(), Types.STRING()])
 FIRST = pa.table({"id": [1, 2], "name": ["a", "b"]})
 SECOND = pa.table({"id": [3], "name": ["c"]})
-
-
-@pytest.fixture(autouse=True)
-def one_server(spark_settings: SparkSettings, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Gives programs that name no Spark the server of the session."""
-    for module in ("spark.sessions", "runtime.master.job_session"):
-        monkeypatch.setattr(f"dagster_flinkpy.{module}.get_session", lambda _=None: get_session(spark_settings))
 
 
 @pytest.fixture

@@ -18,6 +18,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 from pyspark.errors import AnalysisException
+from pyspark.sql import SparkSession
 
 from dagster_flinkpy.checkpoint.coordinator.coordinator_config import CoordinatorConfig
 from dagster_flinkpy.checkpoint.recomputation import recomputation_of
@@ -38,10 +39,11 @@ from dagster_flinkpy.errors import (
 )
 from dagster_flinkpy.runtime.blocking import segments
 from dagster_flinkpy.runtime.epoch import EpochJob
+from dagster_flinkpy.runtime.master import job_session
 from dagster_flinkpy.runtime.master.job import JobAttempt, JobConfig
 from dagster_flinkpy.runtime.shuffle.wire import WireRow
 from dagster_flinkpy.runtime.throwables import throwable_type
-from dagster_flinkpy.spark.sessions import SparkSettings
+from dagster_flinkpy.spark.sessions import SparkSettings, get_session
 from dagster_flinkpy.storage import StorageLocation
 from tests.pyspark_versions import since
 from tests.runtime.harness import HarnessAttempt, collect_graph, collected, run_rows
@@ -148,6 +150,28 @@ def test_a_column_may_have_any_name(tmp_path: Path) -> None:
     stream = environment().from_spark(lambda spark: spark.sql(f"select {columns}")).uid("rows")
     assert stream.get_type() == Types.ROW_NAMED(names, [Types.LONG()] * len(names))
     assert [tuple(row) for row in run(collect_graph(stream), tmp_path)] == [tuple(range(len(names)))]
+
+
+def test_runs_on_the_local_server_do_not_see_the_views_and_settings_of_each_other(
+    tmp_path: Path, spark: SparkSession, spark_settings: SparkSettings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def of_a_run(settings: SparkSettings, *, own: bool = False) -> SparkSession:
+        return get_session(spark_settings, own=own)
+
+    def orders(session: SparkSession) -> Any:
+        session.conf.set("spark.sql.session.timeZone", "Asia/Tokyo")
+        session.range(3).createOrReplaceTempView("orders")
+        with get_session(spark_settings, own=True) as other:  # another run begins meanwhile
+            assert other.conf.get("spark.sql.session.timeZone") == "UTC"
+            other.range(2).createOrReplaceTempView("orders")
+        raise KeyError(session.table("orders").count())  # the DataFrame itself would need new workers
+
+    monkeypatch.setattr(job_session, "get_session", of_a_run)
+    graph = collect_graph(environment().from_spark(orders, type_info=ID).uid("rows"))
+    with pytest.raises(UserFunctionError, match="KeyError: 3"):
+        run(graph, tmp_path)
+    assert spark.conf.get("spark.sql.session.timeZone") == "UTC"
+    assert not spark.catalog.tableExists("orders")
 
 
 class Where(ProcessFunction):

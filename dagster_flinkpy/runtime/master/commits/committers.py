@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import ParamSpec, TypeVar
 from urllib.parse import urlsplit
 
@@ -51,7 +52,7 @@ class Committers:
     ) -> None:
         if session is not None:
             session.begin(f"flinkpy-{job_id}-{fencing_token}-commits", f"the commits of job {job_id!r}")
-        spark = None if session is None else session.open
+        spark = None if session is None else partial(session.open, own=True)
         self._watchdog, self._job_id = watchdog, job_id
         self._sinks = {v.uid for v in graph.vertices if isinstance(v.spec, SinkSpec)}
         self._targets = {v.uid: v.spec.sink.uri() or "" for v in graph.vertices if isinstance(v.spec, SinkSpec)}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
+from functools import partial
 
 from dagster_flinkpy.checkpoint.coordinator.messages import Subtask
 from dagster_flinkpy.checkpoint.coordinator.pending import CheckpointPlan
@@ -50,7 +51,9 @@ class JobRegions:
                 region,
                 number,
                 config,
-                SplitEnumeratorContext(config.job_id, fencing_token, self.sessions[number].open, run_id, progress),
+                SplitEnumeratorContext(
+                    config.job_id, fencing_token, partial(self.sessions[number].open, own=True), run_id, progress
+                ),
                 restored,
                 plan,
             )
