@@ -74,8 +74,11 @@ def ask_for_slots(spark: SparkSession) -> TaskSlots | None:
     master = str(conf.get("spark.master", None) or "")
     if LOCAL_MASTER.fullmatch(master):
         return TaskSlots({"driver": number}, number)
-    cores = conf.get("spark.executor.cores", None)
-    per_executor = int(cores) // cpus if cores else number
+    cores, per_executor = conf.get("spark.executor.cores", None), number
+    if cores:  # those that are left of each executor run no task
+        per_executor = int(cores) // cpus
+        full, rest = divmod(int(splits[1]), int(cores))
+        number = full * per_executor + rest // cpus
     limit: int | None = number
     if str(conf.get("spark.dynamicAllocation.enabled", None)).lower() == "true":
         most = conf.get("spark.dynamicAllocation.maxExecutors", None)

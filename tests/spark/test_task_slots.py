@@ -46,6 +46,7 @@ CLUSTERS = {
     "executors of one size": (cluster(8, executor_cores=4), {"1": 4, "2": 4}, 8),
     "the last one is smaller": (cluster(6, executor_cores=4), {"1": 4, "2": 2}, 6),
     "tasks with two cores": (cluster(8, executor_cores=4, task_cpus=2), {"1": 2, "2": 2}, 4),
+    "a core of each executor is left": (cluster(6, executor_cores=3, task_cpus=2), {"1": 1, "2": 1}, 2),
     "executors that come when tasks wait": (
         cluster(4, executor_cores=2, dynamicAllocation_enabled="true", dynamicAllocation_maxExecutors=10),
         {"1": 2, "2": 2},
