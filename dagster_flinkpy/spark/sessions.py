@@ -231,12 +231,7 @@ def get_session(settings: SparkSettings | None = None, *, own: bool = False) -> 
 
 @contextmanager
 def open_session(settings: SparkSettings | None = None, *, own: bool = False) -> Iterator[SparkSession]:
-    """Opens a session, as `get_session` does. In the end it is stopped, unless its driver is in this process.
-
-    Args:
-        settings: Which Spark to use. Default: the shared local server.
-        own: Whether code of users gets it. Default: no.
-    """
+    """Opens a session, as `get_session` does. In the end it is stopped, unless its driver is in this process."""
     settings = settings or SparkSettings()
     session = get_session(settings, own=own)
     try:
@@ -488,12 +483,7 @@ def _await_launched(supervisor: subprocess.Popen[bytes], log: ServerLog, state_f
 
 
 def _connect(
-    url: str,
-    *,
-    advice: str,
-    token: str | None = None,
-    shared: bool = False,
-    conf: Mapping[str, str] | None = None,
+    url: str, *, advice: str, token: str | None = None, shared: bool = False, conf: Mapping[str, str] | None = None
 ) -> SparkSession:
     """Returns a session on a Spark Connect server, after checking that the server answers.
 
