@@ -14,14 +14,13 @@ from dagster_flinkpy.spark.sessions import SparkSettings
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-__all__ = ["TaskSlots", "ask_for_slots", "await_slots", "slots_of_local_master"]
+__all__ = ["TaskSlots", "ask_for_slots", "await_slots", "copies_slow_tasks", "slots_of_local_master"]
 
 _LOCAL = re.compile(r"local(?:\[(\d+)(?:,\d+)?\])?")
 _SPLITS = re.compile(r"splits=(?:Some\()?(\d+)")
 _REGISTRATION_SECONDS = 30
 """Spark itself waits this long for executors (``spark.scheduler.maxRegisteredResourcesWaitingTime``)."""
 _AGAIN_SECONDS = 0.5
-_COPY_AFTER = "spark.speculation.task.duration.threshold"
 
 
 @dataclass(frozen=True)
@@ -35,9 +34,6 @@ class TaskSlots:
     no limit."""
     cores: int | None = None
     """The cores of a slot, if tasks may have more of them than others; None in local mode."""
-    copied: bool = False
-    """Whether Spark copies a task to another machine because of its age, and ends it when the copy has ended. Without a
-    threshold it only copies tasks of which most others of their stage have ended."""
 
     @property
     def number(self) -> int:
@@ -83,8 +79,16 @@ def ask_for_slots(spark: SparkSession) -> TaskSlots | None:
     if str(conf.get("spark.dynamicAllocation.enabled", None)).lower() == "true":
         most = conf.get("spark.dynamicAllocation.maxExecutors", None)
         limit = max(number, int(most) * (int(cores or 1) // cpus)) if most else None
-    copied = str(conf.get("spark.speculation", None)).lower() == "true" and bool(conf.get(_COPY_AFTER, None))
-    return TaskSlots(_executors(number, per_executor), limit, cpus, copied)
+    return TaskSlots(_executors(number, per_executor), limit, cpus)
+
+
+def copies_slow_tasks(spark: SparkSession) -> bool:
+    """Asks whether Spark copies a task to another machine because of its age, and ends it when the copy has ended.
+
+    Without a threshold it only copies tasks of which most others of their stage have ended.
+    """
+    on = str(spark.conf.get("spark.speculation", None)).lower() == "true"
+    return on and bool(spark.conf.get("spark.speculation.task.duration.threshold", None))
 
 
 def _executors(number: int, per_executor: int) -> dict[str, int]:

@@ -114,8 +114,9 @@ def test_auto_runs_spark_jobs_if_single_tasks_are_retried(tmp_path: Path, spark_
 def test_tasks_do_not_live_where_spark_copies_slow_tasks(
     tmp_path: Path, spark_settings: SparkSettings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    told = TaskSlots({"driver": 3}, 3, copied=True)
-    monkeypatch.setattr("dagster_flinkpy.runtime.master.slots.job_slots.slots_of_local_master", lambda _: told)
+    """Also if it does not say how many slots it has, as with spark.default.parallelism."""
+    for name, told in (("slots_of_local_master", None), ("ask_for_slots", None), ("copies_slow_tasks", True)):
+        monkeypatch.setattr(f"dagster_flinkpy.runtime.master.slots.job_slots.{name}", lambda _, told=told: told)
     assert "(execution.exchange: spark), because Spark would start copies" in said_by(tmp_path, spark_settings)
     with pytest.raises(UnsupportedEnvironmentError, match=r"unset spark\.speculation\.task\.duration\.threshold"):
         said_by(tmp_path / "asked", spark_settings, exchange=ExchangeOptions(ExchangeMode.PIPELINED))

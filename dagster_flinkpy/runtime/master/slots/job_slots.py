@@ -18,7 +18,13 @@ from dagster_flinkpy.runtime.exchange.places import chains_of
 from dagster_flinkpy.runtime.master.job_session import JobSession
 from dagster_flinkpy.spark.cores import available_cores
 from dagster_flinkpy.spark.sessions import SparkSettings
-from dagster_flinkpy.spark.task_slots import TaskSlots, ask_for_slots, await_slots, slots_of_local_master
+from dagster_flinkpy.spark.task_slots import (
+    TaskSlots,
+    ask_for_slots,
+    await_slots,
+    copies_slow_tasks,
+    slots_of_local_master,
+)
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -118,6 +124,7 @@ class JobSlots:
         if slots is None:
             needed = self.needed_to_live() if wait else 0
             slots = await_slots(lambda: ask_for_slots(spark), lambda _: needed)
+            self.copied = copies_slow_tasks(spark)
         if slots is not None and slots.number:
             self.take_note(slots)
 
@@ -127,7 +134,7 @@ class JobSlots:
         Raises:
             NoResourceAvailableError: No executor has as many cores as a slot-sharing group asks for.
         """
-        self.had, self._limit, self._cores, self.copied = slots.number, slots.limit, slots.cores, slots.copied
+        self.had, self._limit, self._cores = slots.number, slots.limit, slots.cores
         largest = max(slots.executors.values())
         wide = sorted({h.slot_sharing_group for _, h in _with_heads(self._graph) if _width(h, slots.cores) > largest})
         if wide:
