@@ -94,7 +94,7 @@ def with_later_idleness(vertices: Sequence[JobVertex], edges: Iterable[JobEdge])
     """Tells sources of the operators behind them that assign event time.
 
     Only a source knows that it has nothing to read, so it takes the idle timeout of such an operator, which is idle
-    when all of its inputs are.
+    when all of its inputs are. If another one has none, its records would become late, so then none counts.
 
     Args:
         vertices: The operators, in topological order.
@@ -112,9 +112,11 @@ def with_later_idleness(vertices: Sequence[JobVertex], edges: Iterable[JobEdge])
         for source in inputs[vertex.uid]:
             later[source] |= behind
         if type(spec) is SourceSpec and behind:  # a DataFrame is read once, and does not hold back others afterwards
-            timeouts = [spec.watermark_strategy.idle_timeout, *(timeout for _, timeout in behind)]
-            strategy = replace(spec.watermark_strategy, idle_timeout=max(filter(None, timeouts), default=None))
+            strategy, timeouts = spec.watermark_strategy, {timeout for _, timeout in behind}
+            takes = None not in timeouts and (strategy.idle_timeout is not None or not _generates(strategy))
+            longest = max(filter(None, {strategy.idle_timeout, *(timeouts if takes else ())}), default=None)
             timed_later = any(generates for generates, _ in behind)
+            strategy = replace(strategy, idle_timeout=longest)
             vertex = replace(vertex, spec=replace(spec, watermark_strategy=strategy, timed_later=timed_later))
         told.append(vertex)
     return told[::-1]

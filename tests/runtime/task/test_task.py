@@ -257,15 +257,19 @@ def fired_before_the_end(
     folder: Path,
     strategy: WatermarkStrategy | None = None,
     assigned: WatermarkStrategy | None = None,
+    beside: WatermarkStrategy | None = None,
 ) -> list[int]:
     """Returns the timers that fire in the first epoch of two inputs that have a second epoch.
 
-    ``strategy`` is that of the second source; ``assigned`` that of an operator behind it.
+    ``strategy`` is that of the second source; ``assigned`` that of an operator behind it; ``beside`` that of an
+    operator behind it from which nobody reads.
     """
     env = environment()
     more = [("a", 1000, 0)] * 10
     left = events(env, [*first, *more], uid="left", per_epoch=len(first))
     right = events(env, [*second, *more], uid="right", per_epoch=len(second), strategy=strategy)
+    if beside is not None:
+        right.assign_timestamps_and_watermarks(beside).uid("beside").print()
     if assigned is not None:
         right = right.filter(lambda event: True).uid("all").assign_timestamps_and_watermarks(assigned).uid("times")
     stream = left.connect(right).key_by("key", "key").process(TimerPerRecord(), COUNTED).uid("both")
@@ -299,6 +303,12 @@ def test_an_operator_that_assigns_event_time_and_is_idle_does_not_hold_the_other
 def test_a_source_is_not_idle_as_soon_as_it_is_read_if_its_records_get_event_time_later(tmp_path: Path) -> None:
     idle = WatermarkStrategy.no_watermarks().with_idleness(Duration.of_minutes(1))
     assert fired_before_the_end(TIMES, TIMES[:6], tmp_path, idle, event_time()) == sorted([0, 10, 20, 30, 40])
+
+
+def test_the_idle_timeout_of_one_operator_does_not_count_for_another_one_that_reads_the_same(tmp_path: Path) -> None:
+    silent, idle = WatermarkStrategy.no_watermarks(), event_time().with_idleness(Duration.of_minutes(1))
+    assert fired_before_the_end(TIMES, [], tmp_path / "other", silent, event_time(), idle) == []
+    assert fired_before_the_end(TIMES, [], tmp_path / "source", event_time(), None, idle) == []
 
 
 @pytest.mark.parametrize("parallelism", [1, 2])
