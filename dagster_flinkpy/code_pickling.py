@@ -13,9 +13,11 @@ from types import CodeType
 from typing import Any
 from weakref import WeakKeyDictionary, WeakSet, WeakValueDictionary
 
-__all__ = ["FILL", "copier", "dumps", "dumps_with_classes", "loads_with_classes"]
+__all__ = ["FILL", "copier", "dumps", "dumps_with_classes", "loads_as_it_was", "loads_with_classes"]
 
 _Reduced = tuple[Any, ...]
+_Known = dict[type, tuple[str, list[type]]]
+"""Digests of what classes have, and the other classes that they refer to."""
 
 FILL = b"_class_setstate"
 """The name of what fills a class; a pickle of ``cloudpickle`` without it has no classes."""
@@ -46,13 +48,33 @@ def dumps(value: Any) -> bytes:
 
 
 def dumps_with_classes(value: Any) -> bytes:
-    """Pickles a value as :func:`dumps` does. If one of its classes changes in this process, it gets that as it was."""
-    return _dumps(value, _as_it_is)
+    """Pickles a value as :func:`dumps` does, for :func:`loads_as_it_was`."""
+    return _dumps(value, partial(_as_it_is, {}))
+
+
+def loads_as_it_was(data: bytes) -> Any:
+    """Unpickles a value in the process that has pickled it with its classes. Those that have changed are as they were.
+
+    Those that refer to one which has changed are other classes, too: their methods know that one.
+    """
+    return _Former(io.BytesIO(data)).load()
 
 
 def loads_with_classes(data: bytes) -> Any:
     """Unpickles what another process has pickled with its classes. Those that are here stay as they are."""
     return _Unpickler(io.BytesIO(data)).load()
+
+
+class _Former(pickle.Unpickler):
+    """Looks at each class once."""
+
+    def __init__(self, file: io.BytesIO) -> None:
+        super().__init__(file)
+        self._known: _Known = {}
+
+    def find_class(self, module: str, name: str) -> Any:
+        found = super().find_class(module, name)
+        return partial(_as_it_was, self._known) if found is _as_it_was else found
 
 
 class _Unpickler(pickle.Unpickler):
@@ -145,9 +167,13 @@ def _pickler() -> Callable[..., Any]:
 
         def reducer_override(self, value: Any) -> Any:
             reduced = super().reducer_override(value)
-            if isinstance(value, type) and isinstance(reduced, tuple) and len(reduced) == 6:
-                return self._reduce_class(value, reduced)
-            return reduced  # no class, or one that is pickled by reference
+            if not (isinstance(value, type) and isinstance(reduced, tuple) and len(reduced) == 6):
+                return reduced  # no class, or one that is pickled by reference
+            has = reduced[2][0]
+            has.pop("__slotnames__", None)  # pickle puts it there with the first object
+            if has.get("__annotations__") == {}:  # whoever looks for them puts it there
+                del has["__annotations__"]
+            return self._reduce_class(value, reduced)
 
     return CodePickler
 
@@ -171,23 +197,39 @@ def _fill(fill: Callable[[type, Any], object], made: type, has: Any) -> None:
         fill(made, has)
 
 
-def _as_it_is(each: type, reduced: _Reduced) -> _Reduced:
+def _as_it_is(known: _Known, each: type, reduced: _Reduced) -> _Reduced:
     make, arguments, *rest = _left_alone(each, reduced)
-    return _as_it_was, (make, arguments, _digest(each)), *rest
+    return _as_it_was, (make, arguments, _digest(known, each)), *rest
 
 
-def _as_it_was(make: Callable[..., type], arguments: tuple[Any, ...], digest: str) -> type:
+def _as_it_was(known: _Known, make: Callable[..., type], arguments: tuple[Any, ...], digest: str) -> type:
     *others, class_id, extra = arguments
     there = _classes.get(class_id)
-    if there is None or _digest(there) == digest:
+    if there is None or _digest(known, there) == digest:
         return make(*arguments)
     return make(*others, f"{class_id}-{digest}", extra)
 
 
-def _digest(of: type) -> str:
-    """Digests what a class and those above it have. Other classes count by their ids."""
+def _digest(known: _Known, of: type) -> str:
+    """Digests what a class and all those have that it refers to."""
+    digests, left = dict[type, str](), [of]
+    while left:
+        each = left.pop()
+        if each not in digests:
+            found = known[each] = known.get(each) or _looked_at(each)
+            digests[each] = found[0]
+            left += found[1]
+    return hashlib.sha256("".join(sorted(digests.values())).encode()).hexdigest()[:16]
+
+
+def _looked_at(of: type) -> tuple[str, list[type]]:
+    others: dict[type, None] = {}
 
     def reduce_class(each: type, reduced: _Reduced) -> _Reduced:
-        return str, (reduced[1][-2], each.__bases__), reduced[2] if each in of.__mro__ else None
+        class_id, has = reduced[1][-2], reduced[2]
+        if each is of:
+            return str, (class_id, each.__bases__), has
+        others[each] = None
+        return str, (class_id,)
 
-    return hashlib.sha256(_dumps(of, reduce_class)).hexdigest()[:16]
+    return hashlib.sha256(_dumps(of, reduce_class)).hexdigest(), list(others)

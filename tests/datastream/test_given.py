@@ -108,6 +108,44 @@ def test_objects_of_a_class_have_each_the_variables_that_its_methods_read_when_i
     assert Reads()(1).number == 7
 
 
+def test_a_class_that_is_pickled_before_its_objects_has_not_changed() -> None:
+    """Pickle notes something in the class of the first object, which looked like a change."""
+
+    class Money:
+        def __init__(self, number: int) -> None:
+            self.number = number
+
+    class Least:
+        def __init__(self) -> None:
+            self.least = Money(2)
+
+        def __call__(self, value: Any) -> bool:
+            return isinstance(value, Money)
+
+    least = Least()
+    given = Given(least)
+    assert given.as_given() is least
+
+
+def test_methods_know_the_class_that_has_changed() -> None:
+    class Order:
+        def total(self) -> int:
+            return factor
+
+    class Takes:
+        def __init__(self) -> None:
+            self.order = Order()
+
+        def __call__(self) -> tuple[bool, bool, int]:
+            return isinstance(self.order, Order), type(Order()) is type(self.order), self.order.total()
+
+    factor = 2
+    given = Given(Takes())
+    factor = 3
+    assert given.as_given()() == (True, True, 2)
+    assert Takes()() == (True, True, 3)
+
+
 def test_what_cannot_be_pickled_is_taken_as_it_is() -> None:
     lock = threading.Lock()
     given = Given(lambda: lock)

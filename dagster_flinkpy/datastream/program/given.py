@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pickle
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar
@@ -35,7 +34,7 @@ class Given(Generic[T]):
         """Returns the value as it was when the program was given it."""
         if self._pickled is not None and self._pickled != _pickled(self.value):
             with suppress(Exception):  # as from a session of Spark Connect that has ended
-                self.value = pickle.loads(self._pickled)
+                self.value = code_pickling.loads_as_it_was(self._pickled)
             self._pickled = None
         return self.value
 
