@@ -331,10 +331,11 @@ class StreamExecutionEnvironment:
             source: The source.
             watermark_strategy: How event times and watermarks are assigned.
             source_name: The name of the operator.
-            type_info: The type of the records. Default: the type that the source produces.
+            type_info: The type of the records, which is the one that the source produces.
 
         Raises:
-            ConfigurationError: The source or the strategy is not a `Source` or `WatermarkStrategy`.
+            ConfigurationError: The source or the strategy is not a `Source` or `WatermarkStrategy`, or the source
+                produces records of another type.
             JobGraphError: The records have no field of the strategy's name, or one that is no time.
         """
         if isinstance(source, flink.Source):
@@ -346,8 +347,12 @@ class StreamExecutionEnvironment:
                 "from_source() needs a WatermarkStrategy, such as WatermarkStrategy.no_watermarks(), "
                 f"not {watermark_strategy!r}"
             )
-        spec = SourceSpec(source, watermark_strategy)
-        return self._source(source_name, spec, type_info or source.produced_type)
+        if type_info not in (None, source.produced_type):
+            raise ConfigurationError(
+                f"from_source() of {source_name!r}: the source produces {source.produced_type}, not {type_info}; leave "
+                "out type_info, and convert the records with map()"
+            )
+        return self._source(source_name, SourceSpec(source, watermark_strategy), source.produced_type)
 
     def from_collection(self, collection: Sequence[Any], type_info: TypeInformation | None = None) -> DataStream:
         """Returns a stream of the values of a collection. Without ``type_info`` they are pickled."""

@@ -24,7 +24,7 @@ from dagster_flinkpy.common.restart_strategies import FixedDelayRestart
 from dagster_flinkpy.connectors import AssetSource, DeltaSink, ParquetSink, ParquetSource, PostgresSource
 from dagster_flinkpy.datastream import DataStream, OutputTag, StreamExecutionEnvironment
 from dagster_flinkpy.datastream.batch_function import BatchAggregateFunction
-from dagster_flinkpy.datastream.connectors.file_system import FileSink
+from dagster_flinkpy.datastream.connectors.file_system import BucketAssigner, FileSink
 from dagster_flinkpy.datastream.connectors.kafka import KafkaOffsetsInitializer
 from dagster_flinkpy.datastream.connectors.number_seq import NumberSequenceSource
 from dagster_flinkpy.datastream.data_stream import KeyedStream
@@ -168,6 +168,13 @@ WRONG: dict[str, tuple[Callable[[], Any], str]] = {
     "rows to files": (lambda: FileSink.for_row_format("x", "UTF-8"), "needs an Encoder, such as"),  # type: ignore
     "no folder": (lambda: FileSink.for_row_format(5, Encoder("UTF-8")), "as base_path needs text"),  # type: ignore
     "numbers": (lambda: NumberSequenceSource(None, 5), "NumberSequenceSource() needs two whole"),  # type: ignore
+    "large numbers": (lambda: NumberSequenceSource(0, 2**63), "9223372036854775808 is not a number of 64 bits"),
+    "time zone": (lambda: BucketAssigner.date_time_bucket_assigner("yyyy", "Mars/X"), "unknown time zone 'Mars/X'"),
+    "a folder of time zones": (lambda: BucketAssigner.date_time_bucket_assigner("yyyy", "Europe"), "unknown time zone"),
+    "type of a source": (
+        lambda: env().from_source(NumberSequenceSource(0, 5), WatermarkStrategy.no_watermarks(), "n", Types.INT()),
+        "from_source() of 'n': the source produces Types.LONG(), not Types.INT()",
+    ),
     "columns of PostgreSQL": (lambda: PostgresSource("x", "t", 5), "needs the name of a column"),  # type: ignore
     "asset": (lambda: AssetSource(5, len, Types.ROW([])), "AssetSource() needs the key of an asset, not 5"),  # type: ignore
     "offsets": (lambda: KafkaOffsetsInitializer.offsets("x"), "needs a dict of offsets by KafkaTopic"),  # type: ignore

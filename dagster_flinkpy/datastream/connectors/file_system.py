@@ -271,6 +271,13 @@ class BucketAssigner:
                 f"date_time_bucket_assigner({format_str!r}): use yyyy, MM, dd, HH, mm and ss only, and other letters "
                 "between single quotes: \"'day='yyyy-MM-dd\""
             )
+        if timezone_id is not None:
+            try:
+                ZoneInfo(timezone_id)
+            except (KeyError, OSError, ValueError) as e:
+                raise ConfigurationError(
+                    f"date_time_bucket_assigner(): unknown time zone {timezone_id!r}; for example 'Europe/Berlin'"
+                ) from e
         return BucketAssigner(time_format, timezone_id)
 
     def bucket_id(self, now: datetime) -> str:

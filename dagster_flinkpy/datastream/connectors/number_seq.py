@@ -30,6 +30,8 @@ class NumberSequenceSource(Source):
     def __init__(self, start: int, end: int) -> None:
         for number in (start, end):
             check_argument("NumberSequenceSource()", number, int, "two whole numbers")
+            if not -(2**63) <= number < 2**63:
+                raise ConfigurationError(f"NumberSequenceSource: {number} is not a number of 64 bits")
         if start > end:
             raise ConfigurationError(f"NumberSequenceSource: start {start} is greater than end {end}")
         self._start, self._end = start, end
