@@ -43,16 +43,16 @@ def infer_key_type(key: Any, field: str = "key") -> TypeInformation:
     kind = _KEY_TYPES.get(type(key))
     if kind is not None:
         return kind()
-    if isinstance(key, Row):
+    if isinstance(key, Row) and len(key):
         names = list(key._names or [f"f{i}" for i in range(len(key))])
         values = list(key)
         types = [infer_key_type(v, f"{field}.{n}") for n, v in zip(names, values, strict=True)]
         return RowTypeInfo(types, None if key._names is None else names)
-    if isinstance(key, tuple):
+    if isinstance(key, tuple) and key:
         return TupleTypeInfo([infer_key_type(v, f"{field}[{i}]") for i, v in enumerate(key)])
     if isinstance(key, (bytes, list, dict, set)):
         hint = "use a str, an int or a tuple of them"
     else:
-        hint = "keys may be bool, int, float, str, Decimal, date, time, datetime, or tuples and Rows of them"
+        hint = "keys may be bool, int, float, str, Decimal, date, time, datetime, or tuples and Rows of some of them"
     shown = "None" if key is None else f"{type(key).__name__}: {key!r}"
     raise UnsupportedKeyTypeError(f"{field} is {shown}; {hint}")

@@ -330,6 +330,8 @@ def test_key_types_follow_the_key() -> None:
         ((1, {"a": 1}), r"key\[1\] is dict"),
         (Row(a=1, b=datetime.timedelta(1)), r"key\.b is timedelta"),
         (object(), "key is object"),
+        ((), r"key is tuple: \(\)"),
+        ((1, Row()), r"key\[1\] is Row"),
     ],
 )
 def test_keys_without_a_stable_hash_name_the_field(key: Any, field: str) -> None:

@@ -34,6 +34,7 @@ from dagster_flinkpy.datastream.window import (
     ContinuousEventTimeTrigger,
     CountSlidingWindowAssigner,
     EventTimeSessionWindows,
+    NeverTrigger,
     SlidingEventTimeWindows,
     TumblingEventTimeWindows,
     TumblingProcessingTimeWindows,
@@ -123,6 +124,10 @@ WRONG: dict[str, tuple[Callable[[], Any], str]] = {
     "count_window": (lambda: keyed().count_window("5"), "a count window needs a whole number of records, not '5'"),
     "slide": (lambda: CountSlidingWindowAssigner(5, 1.5), "a count window needs a whole number of records, not 1.5"),
     "trigger": (lambda: windowed().trigger(5), "trigger() needs a Trigger, not 5"),
+    "trigger of sessions": (
+        lambda: keyed().window(EventTimeSessionWindows(5)).trigger(NeverTrigger()),
+        "windows of EventTimeSessionWindows merge, and can_merge() of the trigger NeverTrigger is false",
+    ),
     "lateness": (
         lambda: windowed().allowed_lateness(SECOND),
         "allowed_lateness() needs a whole number of milliseconds",

@@ -36,7 +36,7 @@ from dagster_flinkpy.datastream.functions import (
 from dagster_flinkpy.datastream.operator_specs import WindowSpec, as_callable
 from dagster_flinkpy.datastream.output_tag import OutputTag
 from dagster_flinkpy.datastream.program.program import ExecutionEnvironment, Upstream
-from dagster_flinkpy.datastream.window_assigners import WindowAssigner
+from dagster_flinkpy.datastream.window_assigners import MergingWindowAssigner, WindowAssigner
 from dagster_flinkpy.datastream.window_triggers import NeverTrigger, Trigger
 from dagster_flinkpy.datastream.window_types import TimeWindowSerializer
 from dagster_flinkpy.errors import ConfigurationError
@@ -73,8 +73,17 @@ class _Windowed(Generic[S]):
         return self._upstream.type_info
 
     def trigger(self: W, trigger: Trigger[Any, Any]) -> W:
-        """Sets when windows fire. Default: the trigger of the assigner."""
+        """Sets when windows fire. Default: the trigger of the assigner.
+
+        Raises:
+            ConfigurationError: It is no trigger; or windows merge, and its ``can_merge()`` is false.
+        """
         check_argument("trigger()", trigger, Trigger, "a Trigger")
+        if isinstance(self._assigner, MergingWindowAssigner) and not trigger.can_merge():
+            raise ConfigurationError(
+                f"windows of {type(self._assigner).__name__} merge, and can_merge() of the trigger "
+                f"{type(trigger).__name__} is false: if its on_merge() merges timers and state, let it return True"
+            )
         self._trigger = trigger
         return self
 
