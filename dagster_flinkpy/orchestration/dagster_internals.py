@@ -6,6 +6,7 @@ No other module imports ``dagster._...``; ruff checks it. A new release of Dagst
 from __future__ import annotations
 
 import time
+from contextlib import suppress
 from pathlib import Path
 
 from dagster import (
@@ -117,9 +118,10 @@ __all__ = [
 
 
 def delete_run(instance: DagsterInstance, run_id: str) -> None:
-    """Deletes a run that has ended, with its events and captured logs, and its file if events are in SQLite.
+    """Deletes a run that has ended: its events, captured logs and tracebacks, and its file if events are in SQLite.
 
-    Dagster empties that file, which has more bytes than the events of a short run, and leaves it.
+    Dagster empties that file, which has more bytes than the events of a short run, and leaves it. It does not know the
+    tracebacks, which `as_failure` has written.
 
     Args:
         instance: Where the run is recorded.
@@ -129,6 +131,11 @@ def delete_run(instance: DagsterInstance, run_id: str) -> None:
 
     instance.delete_run(run_id)
     instance.compute_log_manager.delete_logs(prefix=[run_id, "compute_logs"])
+    folder = Path(instance.storage_directory(), run_id)
+    for traceback in folder.glob("*.traceback.txt"):
+        traceback.unlink(missing_ok=True)
+    with suppress(OSError):  # it has other things of the run, or is not there
+        folder.rmdir()
     if isinstance(instance.event_log_storage, SqliteEventLogStorage):
         file = Path(instance.event_log_storage.path_for_shard(run_id))
         for name in (file.name, f"{file.name}-wal", f"{file.name}-shm"):

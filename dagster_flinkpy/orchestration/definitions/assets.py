@@ -24,8 +24,9 @@ from dagster import (
 
 from dagster_flinkpy.checkpoint.partitions import PartitionRetention
 from dagster_flinkpy.common.arguments import check_argument
+from dagster_flinkpy.errors import ConfigurationError
 from dagster_flinkpy.orchestration.branches import fork_at_first_run, job_of_deployment
-from dagster_flinkpy.orchestration.dagster_internals import CoercibleToAssetDep
+from dagster_flinkpy.orchestration.dagster_internals import CoercibleToAssetDep, run_of
 from dagster_flinkpy.orchestration.definitions.checks import FlinkAssetChecks, job_checks
 from dagster_flinkpy.orchestration.definitions.operator_attributes import OperatorAttributes
 from dagster_flinkpy.orchestration.definitions.partitions import check_partitions, partitioned
@@ -317,6 +318,11 @@ class _Step:
 
         def step(context: AssetExecutionContext, config: FlinkRunConfig) -> Iterator[StepEvent]:
             with flink_failures(context.log):
+                if run_of(context) is None:
+                    raise ConfigurationError(
+                        f"the assets of job {job.job_id!r} need a run, and cannot be called directly. In a test, run "
+                        "them with dagster.materialize(assets, resources={...}), which takes run_config, too"
+                    )
                 storage = resource_of(context.resources, self.storage_key, CheckpointStorageResource)
                 spark = resource_of(context.resources, self.spark_key, SparkResource)
                 here = assets.as_defined(context.assets_def)

@@ -28,6 +28,7 @@ from dagster import (
     TableSchema,
     TimeWindowPartitionMapping,
     asset,
+    build_asset_context,
     materialize,
 )
 from dagster._core.definitions.metadata.metadata_set import TableMetadataSet
@@ -525,3 +526,9 @@ def test_a_retry_cannot_help_a_fenced_run() -> None:
     assert not as_failure(FencedError("x")).allow_retries
     assert not as_failure(CommittableLostError("x")).allow_retries
     assert as_failure(UserFunctionError("x")).allow_retries
+
+
+def test_assets_that_are_called_directly_say_how_to_run_them(tmp_path: Path, resources: dict[str, Any]) -> None:
+    (assets,) = flink_assets(word_count(tmp_path / "table", ["a"]), name="words")
+    with pytest.raises(Failure, match=r"'words' need a run, .* run them with dagster.materialize\(assets"):
+        assets(build_asset_context(resources=resources), FlinkRunConfig())

@@ -100,6 +100,7 @@ def test_a_sweep_deletes_what_dagster_has_of_a_run(
     dry_run: bool, instance: DagsterInstance, checkpoint: Any, resources: dict[str, Any], monkeypatch: Any
 ) -> None:
     first, *others = [checkpoint() for _ in range(3)]
+    Path(instance.storage_directory(), first, "words.traceback.txt").write_text("as of a step that has failed")
     monkeypatch.setattr("dagster_flinkpy.orchestration.runs.job_operations.old_runs", functools.partial(older, 2))
     (job,) = (job for job in build_flink_jobs(checkpoint.program, name="words") if job.name == "words_sweep")
     config = {"ops": {"sweep_words": {"config": {"keep_runs": 200, "dry_run": dry_run}}}}
