@@ -196,3 +196,19 @@ def test_a_field_of_times_is_taken(kind: str) -> None:
     env.from_source(CollectionSource([], Types.ROW_NAMED(["at"], [getattr(Types, kind)()])), WITH_TIME, "records")
     pairs = env.from_collection([], Types.TUPLE([Types.STRING(), Types.LONG()]))
     pairs.assign_timestamps_and_watermarks(WITH_TIME.with_timestamp_assigner("f1"))
+
+
+@pytest.mark.parametrize(
+    ("strategy", "also_read", "expected"),
+    [(SILENT, False, 1), (SILENT, True, 1), (WITH_TIME, False, 1), (WITH_TIME, True, None)],
+)
+def test_a_source_takes_the_idle_timeout_of_who_assigns_event_time_unless_others_heed_its_own_watermarks(
+    strategy: WatermarkStrategy, also_read: bool, expected: int | None
+) -> None:
+    env = StreamExecutionEnvironment.get_execution_environment()
+    stream = env.from_source(CollectionSource([], ROW), strategy, "source").uid("source").filter(lambda row: True)
+    stream.assign_timestamps_and_watermarks(WITH_TIME.with_idleness(Duration.of_minutes(1))).uid("times")
+    if also_read:
+        stream.key_by("key").count().uid("count")
+    timeout = env.get_job_graph().vertex("source").spec.watermark_strategy.idle_timeout
+    assert timeout == (None if expected is None else Duration.of_minutes(expected))

@@ -94,7 +94,8 @@ def with_later_idleness(vertices: Sequence[JobVertex], edges: Iterable[JobEdge])
     """Tells sources of the operators behind them that assign event time.
 
     Only a source knows that it has nothing to read, so it takes the idle timeout of such an operator, which is idle
-    when all of its inputs are. If another one has none, its records would become late, so then none counts.
+    when all of its inputs are. If another one has none, its records would become late, so then none counts; nor does
+    it if somebody waits for watermarks that the source makes itself.
 
     Args:
         vertices: The operators, in topological order.
@@ -102,18 +103,24 @@ def with_later_idleness(vertices: Sequence[JobVertex], edges: Iterable[JobEdge])
     """
     later: dict[str, set[tuple[bool, Duration | None]]] = {vertex.uid: set() for vertex in vertices}
     inputs: dict[str, list[str]] = {vertex.uid: [] for vertex in vertices}
+    heeded: set[str] = set()
+    """Operators whose output somebody reads who waits for event time, with no other in between that assigns it."""
     for edge in edges:
         inputs[edge.target].append(edge.source)
     told: list[JobVertex] = []
     for vertex in reversed(vertices):
         spec, behind = vertex.spec, later[vertex.uid]
+        assigns = isinstance(spec, TimestampsSpec) and _generates(spec.watermark_strategy)
         if isinstance(spec, TimestampsSpec):
-            behind = behind | {(_generates(spec.watermark_strategy), spec.watermark_strategy.idle_timeout)}
+            behind = behind | {(assigns, spec.watermark_strategy.idle_timeout)}
         for source in inputs[vertex.uid]:
             later[source] |= behind
+        if not assigns and (spec.keyed or vertex.uid in heeded):
+            heeded.update(inputs[vertex.uid])
         if type(spec) is SourceSpec and behind:  # a DataFrame is read once, and does not hold back others afterwards
             strategy, timeouts = spec.watermark_strategy, {timeout for _, timeout in behind}
-            takes = None not in timeouts and (strategy.idle_timeout is not None or not _generates(strategy))
+            held = strategy.idle_timeout is None and _generates(strategy) and vertex.uid in heeded
+            takes = None not in timeouts and not held
             longest = max(filter(None, {strategy.idle_timeout, *(timeouts if takes else ())}), default=None)
             timed_later = any(generates for generates, _ in behind)
             strategy = replace(strategy, idle_timeout=longest)
