@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import threading
 import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -21,6 +22,7 @@ from dagster_flinkpy.errors import (
     shorten,
 )
 from dagster_flinkpy.runtime.throwables import fails_always, throwable_type
+from dagster_flinkpy.storage.location import on_worker
 
 __all__ = [
     "DRIVER_EXCEPTIONS",
@@ -65,7 +67,13 @@ def user_error(
         subtask: Index of the subtask; None if it does not matter.
         key: The key that was being processed.
         value: The record that was being processed.
+
+    Raises:
+        KeyboardInterrupt: It is one of who runs the program in this process, and wants it to end.
     """
+    in_main_thread = threading.current_thread() is threading.main_thread()
+    if isinstance(error, KeyboardInterrupt) and in_main_thread and not on_worker():
+        raise error
     shown_key = None if key is UNKNOWN else _shown(key, repr)
     shown_value = None if value is UNKNOWN else _shown(value, repr)
     message = what if subtask is None else f"{what}, subtask {subtask}"

@@ -31,6 +31,7 @@ from dagster_flinkpy.errors import (
     shorten,
 )
 from dagster_flinkpy.orchestration.failure import as_failure
+from dagster_flinkpy.runtime import failure
 from dagster_flinkpy.runtime.failure import (
     TaskError,
     error_from_json,
@@ -45,6 +46,12 @@ from tests.runtime.programs import EVENT, environment, events
 RECORDS = [("a", 0, 1), ("b", 1, 2), ("a", 2, 3)]
 LONG = 5_000_000
 GROUP = "BaseExceptionGroup: both (1 sub-exception)" if sys.version_info >= (3, 11) else "Own: a group"
+
+
+@pytest.fixture(autouse=True)
+def tasks_of_workers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Lets tasks do what they do in a worker, where an interruption is only an error of the function."""
+    monkeypatch.setattr(failure, "on_worker", lambda: True)
 
 
 class Mute(Exception):

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import signal
 import subprocess
 import sys
 from datetime import timedelta
@@ -138,6 +139,21 @@ def test_a_checkpoint_timeout_has_no_effect_in_this_process(monkeypatch: pytest.
     read(env, _Files([[1]])).uid("rows")
     with pytest.warns(NoEffectWarning, match=r"set_checkpoint_timeout\(\) has no effect: nothing interrupts"):
         env.execute("brief")
+
+
+def test_who_interrupts_a_program_in_this_process_ends_it_at_once(tmp_path: Path) -> None:
+    env = StreamExecutionEnvironment.get_execution_environment().set_parallelism(2)
+    env.configure(Configuration().set_string("execution.local", "true"))
+
+    def interrupted(number: int) -> int:
+        (tmp_path / str(number)).touch()
+        signal.raise_signal(signal.SIGINT)  # somebody presses Ctrl-C
+        return number
+
+    numbers = env.from_collection([1, 2, 3, 4], Types.LONG())
+    with pytest.raises(KeyboardInterrupt):
+        list(numbers.map(interrupted, Types.LONG()).uid("numbers").execute_and_collect())
+    assert len(list(tmp_path.iterdir())) == 1
 
 
 def test_a_script_says_how_many_late_records_were_dropped(caplog: pytest.LogCaptureFixture) -> None:
