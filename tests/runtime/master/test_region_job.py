@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from pyspark.errors import PySparkException
 
-from dagster_flinkpy.errors import CheckpointError, ExecutorLostError, StorageError
+from dagster_flinkpy.errors import CheckpointError, ConfigurationError, ExecutorLostError, FlinkPyError, StorageError
 from dagster_flinkpy.runtime.failure import error_to_json
 from dagster_flinkpy.runtime.master.deployments.region_job import run_region
 from dagster_flinkpy.spark import sessions
@@ -34,7 +34,7 @@ class FailingSpark:
 
 def failure(spark: FailingSpark, folder: Path) -> Exception:
     graph = collect_graph(events(environment(1), [("a", 1, 0)]).map(lambda value: value).uid("same"))
-    with pytest.raises((CheckpointError, StorageError)) as raised:
+    with pytest.raises(FlinkPyError) as raised:
         list(run_region(spark, make_job(graph, folder)))  # type: ignore[arg-type]
     return raised.value
 
@@ -52,6 +52,19 @@ def test_the_end_of_sparks_log_is_in_the_error(tmp_path: Path, monkeypatch: pyte
     ours = failure(FailingSpark(told), tmp_path)
     assert isinstance(ours, StorageError), "an error of ours says all there is to say"
     assert str(ours) == "no bucket"
+
+
+@pytest.mark.parametrize(
+    "reason",
+    [
+        "Sent message larger than max (240086114 vs. 134217728)",
+        "gRPC message exceeds maximum size 134217728: 240086114",
+    ],
+)
+def test_a_program_that_is_too_large_for_a_message_is_not_tried_again(tmp_path: Path, reason: str) -> None:
+    error = failure(FailingSpark(f"status = StatusCode.RESOURCE_EXHAUSTED, details = {reason}"), tmp_path)
+    assert isinstance(error, ConfigurationError)
+    assert "Read large data from files" in str(error) and "240086114" in str(error)
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,13 @@ from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
-from dagster_flinkpy.errors import CheckpointError, ExecutorLostError, FlinkPyError, PythonWorkerLostError
+from dagster_flinkpy.errors import (
+    CheckpointError,
+    ConfigurationError,
+    ExecutorLostError,
+    FlinkPyError,
+    PythonWorkerLostError,
+)
 from dagster_flinkpy.runtime.epoch import EpochJob
 from dagster_flinkpy.runtime.failure import error_in_task, reported, unsupported
 from dagster_flinkpy.runtime.master.deployments.driver_files import SentFiles, run_with_files
@@ -45,6 +51,7 @@ _EXECUTOR_LOST = re.compile(
     r"|has exceeded the maximum allowable total stage attempts"
     r"|cannot rollback the"
 )
+_TOO_LARGE = re.compile(r"Sent message larger than max|gRPC message exceeds maximum size")
 _FATAL = re.compile(r"Fatal Python error: (?:.+\n|\n(?!\tat ))*?(?=\s*\tat |\s*Driver stacktrace|\Z)")
 
 
@@ -55,6 +62,7 @@ def run_region(spark: SparkSession, job: EpochJob, files: SentFiles | None = Non
         PythonWorkerLostError: A Python worker died.
         ExecutorLostError: Spark gave up because it lost executors.
         UnsupportedEnvironmentError: This Spark, or its Python workers, cannot run the job.
+        ConfigurationError: The program is too large for a message of Spark Connect.
         CheckpointError: The Spark job failed for another reason.
         NoResourceAvailableError: No executor has the cores and resources that a slot-sharing group asks for.
         FlinkPyError: A task failed with this error.
@@ -120,6 +128,12 @@ def translated(error: Exception, what: str, log: ServerLog | None) -> FlinkPyErr
     failed, reason = f"{what} failed", "\n".join(lines)
     if _EXECUTOR_LOST.search(str(error)):
         return ExecutorLostError(f"{failed}, because Spark lost an executor: {reason}")
+    if _TOO_LARGE.search(str(error)):
+        return ConfigurationError(
+            f"{what} cannot be sent: the program, with what each of its stages reads in this epoch, is too large for a "
+            "message of Spark Connect, by default 128 MB (spark.connect.grpc.maxInboundMessageSize). Read large data "
+            f"from files instead, or in open(), or let tasks live (execution.exchange). {reason}"
+        )
     if refused_by_spark(error):
         return unsupported(what, reason)
     return CheckpointError(f"{failed}: {reason}")
