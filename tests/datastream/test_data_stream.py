@@ -87,6 +87,8 @@ BAD: dict[str, Callable[[DataStream], Any]] = {
     "key_by no fields": lambda s: s.key_by(()),
     "key_by an unknown field": lambda s: s.key_by(("key", "gone")),
     "key_by a field of pickled records": lambda s: s.map(lambda v: v).key_by("key"),
+    "key_by a field of another type": lambda s: s.key_by("value", Types.BOOLEAN()),
+    "key_by fields of other types": lambda s: s.key_by(("key", "value"), Types.TUPLE([Types.BOOLEAN()] * 2)),
     "two-input process": lambda s: s.connect(s).process(Keyed()),
     "keyed two-input process without keys": lambda s: s.connect(s.key_by("key")).process(Both()),
     "window process": lambda s: windowed(s).process(lambda key, context, elements: []),
@@ -108,6 +110,7 @@ def test_bad_arguments_are_refused_when_the_program_is_written(stream: DataStrea
 def test_an_unknown_key_field_is_named_with_those_there_are(stream: DataStream) -> None:
     with pytest.raises(JobGraphError, match=r"\['gone'\].*\['key', 'value'\]"):
         stream.key_by("gone")
+    assert stream.key_by(("key", "value"), Types.TUPLE(PAIR.get_field_types())).is_keyed
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,7 @@ from dagster_flinkpy.common.arguments import check_argument
 from dagster_flinkpy.common.execution_config import ExecutionConfig
 from dagster_flinkpy.common.job_client import JobClient
 from dagster_flinkpy.common.no_effect import no_effect
-from dagster_flinkpy.common.typeinfo import PickledBytesTypeInfo, RowTypeInfo, TypeInformation
+from dagster_flinkpy.common.typeinfo import PickledBytesTypeInfo, RowTypeInfo, TupleTypeInfo, TypeInformation
 from dagster_flinkpy.datastream.aggregations import key_fields
 from dagster_flinkpy.datastream.checkpoint_config import CheckpointConfig
 from dagster_flinkpy.datastream.checkpointing.state_recovery import NonRestoredState
@@ -356,7 +356,7 @@ class Upstream(Generic[S]):
         """
         wanted = "a function of the record, a KeySelector, or the name or names of its key fields"
         if isinstance(key_selector, (str, tuple)):
-            self._check_fields((key_selector,) if isinstance(key_selector, str) else key_selector)
+            self._check_fields((key_selector,) if isinstance(key_selector, str) else key_selector, key_type)
         else:
             if not callable(key_selector):
                 check_argument("key_by()", key_selector, KeySelector, wanted)
@@ -366,7 +366,7 @@ class Upstream(Generic[S]):
         hashed = self.partitioned(StreamPartitioner(PartitionerKind.HASH, key_selector, key_type))
         return replace(hashed, keyed=True)
 
-    def _check_fields(self, names: tuple[str, ...]) -> None:
+    def _check_fields(self, names: tuple[str, ...], key_type: TypeInformation | None) -> None:
         row_type = self.type_info
         if not isinstance(row_type, RowTypeInfo):
             raise JobGraphError(
@@ -376,6 +376,12 @@ class Upstream(Generic[S]):
         unknown = [name for name in names if name not in row_type.field_names]
         if unknown or not names:
             raise JobGraphError(f"key_by({names!r}): no field {unknown}; the stream has {row_type.get_field_names()}")
+        kinds = [row_type.field_types[row_type.get_field_index(name)] for name in names]
+        if key_type not in (None, kinds[0] if len(kinds) == 1 else None, TupleTypeInfo(kinds)):
+            raise JobGraphError(
+                f"key_by({names!r}): the types of the fields are {kinds}, not {key_type}; leave out key_type, or give "
+                "a function that converts them"
+            )
 
     def key_fields(self, what: str) -> tuple[list[str], list[TypeInformation]]:
         """Returns the names and types of the key's fields in a result of a keyed stream.
