@@ -13,7 +13,7 @@ from types import CodeType
 from typing import Any
 from weakref import WeakKeyDictionary, WeakSet, WeakValueDictionary
 
-__all__ = ["FILL", "copier", "dumps", "dumps_with_classes", "loads_as_it_was", "loads_with_classes"]
+__all__ = ["FILL", "dumps", "dumps_with_classes", "loads_as_it_was", "loads_with_classes", "maker"]
 
 _Reduced = tuple[Any, ...]
 _Known = dict[type, tuple[str, list[type]]]
@@ -47,9 +47,15 @@ def dumps(value: Any) -> bytes:
     return _dumps(value, _left_alone)
 
 
-def dumps_with_classes(value: Any) -> bytes:
-    """Pickles a value as :func:`dumps` does, for :func:`loads_as_it_was`."""
-    return _dumps(value, partial(_as_it_is, {}))
+def dumps_with_classes(value: Any) -> tuple[bytes, frozenset[str]]:
+    """Pickles a value as :func:`dumps` does, for :func:`loads_as_it_was`.
+
+    Returns:
+        The pickle, and digests of the classes in it that are pickled by value.
+    """
+    known: _Known = {}
+    data = _dumps(value, partial(_as_it_is, known))
+    return data, frozenset(digest for digest, _ in known.values())
 
 
 def loads_as_it_was(data: bytes) -> Any:
@@ -63,18 +69,6 @@ def loads_as_it_was(data: bytes) -> Any:
 def loads_with_classes(data: bytes) -> Any:
     """Unpickles what another process has pickled with its classes. Those that are here stay as they are."""
     return _Unpickler(io.BytesIO(data)).load()
-
-
-class _Former(pickle.Unpickler):
-    """Looks at each class once."""
-
-    def __init__(self, file: io.BytesIO) -> None:
-        super().__init__(file)
-        self._known: _Known = {}
-
-    def find_class(self, module: str, name: str) -> Any:
-        found = super().find_class(module, name)
-        return partial(_as_it_was, self._known) if found is _as_it_was else found
 
 
 class _Unpickler(pickle.Unpickler):
@@ -104,8 +98,8 @@ def _fill_if_new(fill: Callable[[type, Any], object], made: type, has: Any) -> N
         _unfilled.discard(made)
 
 
-def copier(values: Any) -> Callable[[Any], Any]:
-    """Returns what copies these values: a copy has objects and functions of its own.
+def maker(values: Any) -> Callable[[Any], Callable[[], Any]]:
+    """Returns what pickles one of these values, and returns what makes copies of it, with objects of their own.
 
     Their classes are the same, and so is all that methods of these refer to: one that looks whether an attribute *is* a
     constant of its module, or in a dictionary there that a function has filled, finds that one.
@@ -124,21 +118,44 @@ def copier(values: Any) -> Callable[[Any], Any]:
     methods.dump(list(classes))
     shared = {key: each for key, (_, each) in methods.memo.copy().items()} if classes else {}
 
-    class Pickler(_pickler()):  # type: ignore[misc]
-        def persistent_id(self, each: Any) -> int | None:
-            return id(each) if id(each) in shared else None
+    def pickled(value: Any) -> Callable[[], Any]:
+        used: dict[int, Any] = {}
 
-    class Unpickler(pickle.Unpickler):
-        def persistent_load(self, key: Any) -> Any:
-            return shared[key]
+        class Pickler(_pickler()):  # type: ignore[misc]
+            def persistent_id(self, each: Any) -> int | None:
+                if (key := id(each)) not in shared:
+                    return None
+                used[key] = each
+                return key
 
-    def copy(value: Any) -> Any:
         buffer = io.BytesIO()
         Pickler(buffer, whole).dump(value)
-        buffer.seek(0)
-        return Unpickler(buffer).load()
+        return lambda: _Linked(buffer.getvalue(), used).load()
 
-    return copy
+    return pickled
+
+
+class _Linked(pickle.Unpickler):
+    """Takes objects from a dictionary."""
+
+    def __init__(self, data: bytes, objects: dict[int, Any]) -> None:
+        super().__init__(io.BytesIO(data))
+        self._objects = objects
+
+    def persistent_load(self, key: int) -> Any:
+        return self._objects[key]
+
+
+class _Former(pickle.Unpickler):
+    """Looks at each class once."""
+
+    def __init__(self, file: io.BytesIO) -> None:
+        super().__init__(file)
+        self._known: _Known = {}
+
+    def find_class(self, module: str, name: str) -> Any:
+        found = super().find_class(module, name)
+        return partial(_as_it_was, self._known) if found is _as_it_was else found
 
 
 def _dumps(value: Any, reduce_class: Callable[[type, _Reduced], _Reduced]) -> bytes:

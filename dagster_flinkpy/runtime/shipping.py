@@ -7,6 +7,7 @@ import socket
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from dagster_flinkpy import code_pickling
@@ -44,29 +45,25 @@ def copies(job: EpochJob) -> Iterator[Callable[[], EpochJob]]:
     import cloudpickle
 
     with _shippable(job.graph):
-        shipped, copy = _separated(job)
-
-    def copied() -> EpochJob:
+        shipped, pickled = _separated(job)
         with user_modules_by_value(cloudpickle):
-            made: EpochJob = copy(shipped)
-        return made
-
+            make = pickled(shipped)
     with installed(job.python, job.cache_dir):
-        yield copied
+        yield make
 
 
-def _separated(job: EpochJob) -> tuple[EpochJob, Callable[[Any], Any]]:
-    """Returns a job without what only the driver needs, whose operators share no object, and what copies it again."""
+def _separated(job: EpochJob) -> tuple[EpochJob, Callable[[Any], Callable[[], Any]]]:
+    """Returns a job without what only the driver needs, whose operators share no object, and what makes its copies."""
     import cloudpickle
 
     vertices = [vertex.on_workers() for vertex in job.graph.vertices]
     job = replace(job, python=None, graph=replace(job.graph, vertices=tuple(vertices)))
     with user_modules_by_value(cloudpickle):
-        copy = code_pickling.copier(job)
+        pickled = code_pickling.maker(job)
     for i, vertex in enumerate(vertices):
         with suppress(Exception):  # as of an object that only workers can unpickle
-            vertices[i] = replace(vertex, spec=copy(vertex.spec))
-    return replace(job, graph=replace(job.graph, vertices=tuple(vertices))), copy
+            vertices[i] = replace(vertex, spec=pickled(vertex.spec)())
+    return replace(job, graph=replace(job.graph, vertices=tuple(vertices))), pickled
 
 
 @contextmanager
@@ -106,11 +103,11 @@ def load_for_each(first: EpochJob, data: bytes) -> Iterator[EpochJob]:
     be taken before the first one is used.
     """
     yield first
-    copy: Callable[[EpochJob], EpochJob] | None = None
+    make: Callable[[], EpochJob] = partial(load_job, data)
     with suppress(Exception):  # something can be pickled in the driver only
-        copy = code_pickling.copier(first)
+        make = code_pickling.maker(first)(first)
     while True:
-        yield load_job(data) if copy is None else copy(first)
+        yield make()
 
 
 @contextmanager

@@ -146,6 +146,24 @@ def test_methods_know_the_class_that_has_changed() -> None:
     assert Takes()() == (True, True, 3)
 
 
+def test_code_that_has_changed_has_the_objects_of_its_classes() -> None:
+    """It had copies: what a function wrote into a dictionary, a method did not find there."""
+    noted = dict[int, str]()
+
+    class Notes:
+        def read(self, number: int) -> str:
+            return noted[number]
+
+    def note(number: int) -> str:
+        noted[number] = name
+        return Notes().read(number)
+
+    given = []
+    for name in ("a", "b"):  # noqa: B007  # the function reads it
+        given.append(Given(note))
+    assert [each.as_given()(1) for each in given] == ["a", "b"]
+
+
 def test_what_cannot_be_pickled_is_taken_as_it_is() -> None:
     lock = threading.Lock()
     given = Given(lambda: lock)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar
@@ -25,21 +26,28 @@ class Given(Generic[T]):
     value: T
     has_code: bool = field(default=True, compare=False)
     """Whether there may be user code in it. What has none is not pickled, which spares an import."""
-    _pickled: bytes | None = field(init=False, repr=False, compare=False)
+    _pickled: tuple[bytes, frozenset[str]] | None = field(init=False, repr=False, compare=False)
+    _make: Callable[[], T] | None = field(init=False, repr=False, compare=False, default=None)
+    """Makes it anew beside its classes, as long as these have not changed."""
 
     def __post_init__(self) -> None:
         self._pickled = _pickled(self.value) if self.has_code else None
+        if self._pickled is not None and self._pickled[1]:
+            with suppress(Exception):
+                self._make = code_pickling.maker(self.value)(self.value)
 
     def as_given(self) -> T:
         """Returns the value as it was when the program was given it."""
-        if self._pickled is not None and self._pickled != _pickled(self.value):
+        if self._pickled is not None and self._pickled != (now := _pickled(self.value)):
+            (data, classes), make = self._pickled, self._make
             with suppress(Exception):  # as from a session of Spark Connect that has ended
-                self.value = code_pickling.loads_as_it_was(self._pickled)
-            self._pickled = None
+                same = make is not None and now is not None and now[1] == classes
+                self.value = make() if make is not None and same else code_pickling.loads_as_it_was(data)
+            self._pickled = self._make = None
         return self.value
 
 
-def _pickled(value: Any) -> bytes | None:
+def _pickled(value: Any) -> tuple[bytes, frozenset[str]] | None:
     with suppress(Exception):  # of whatever the code refers to
         return code_pickling.dumps_with_classes(value)
     return None
