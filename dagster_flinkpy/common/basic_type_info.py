@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import pickle
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from dagster_flinkpy import code_pickling
 from dagster_flinkpy.common.type_information import Json, TypeInformation
-from dagster_flinkpy.errors import ConfigurationError, TypeMismatchError
+from dagster_flinkpy.errors import ConfigurationError, TypeMismatchError, shorten
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -24,6 +25,7 @@ __all__ = [
     "StoredBigDecTypeInfo",
 ]
 
+_SHOWN = 200
 _WITH_CLASS = 150
 """A value that is pickled with its class takes more bytes: the names alone that make it."""
 
@@ -161,7 +163,7 @@ class PickledBytesTypeInfo(TypeInformation):
 
         try:
             pickled = [pickle.dumps(value, protocol=5) for value in values]
-        except (pickle.PicklingError, TypeError, AttributeError):
+        except Exception:  # anything, because a value runs code of its class
             pickled = [_dumps_with_class(value) for value in values]
         return pa.array(pickled, type=pa.binary())
 
@@ -195,5 +197,8 @@ def _dumps_with_class(value: Any) -> bytes:
     try:
         data: bytes = cloudpickle.dumps(value, protocol=5)
     except Exception as e:
-        raise TypeMismatchError(f"{value!r} cannot be pickled: {e}") from e
+        shown = f"a value of {type(value).__name__}"
+        with suppress(Exception):  # of a value that is nested too deep
+            shown = shorten(repr(value), _SHOWN)
+        raise TypeMismatchError(f"{shown} cannot be pickled: {type(e).__name__}: {e}") from e
     return data

@@ -242,6 +242,13 @@ def test_a_type_is_shown_as_it_is_declared(kind: TypeInformation) -> None:
     assert eval(str(kind), {"Types": Types}) == kind
 
 
+def _nested(depth: int) -> list[Any]:
+    value: list[Any] = []
+    for _ in range(depth):
+        value = [value]
+    return value
+
+
 MISFITS: list[tuple[TypeInformation, Any, str]] = [
     (LONG, "x", "declared LONG.*'x' is str"),
     (LONG, 1 << 63, "declared LONG.* is int, out of its range"),
@@ -279,7 +286,8 @@ MISFITS: list[tuple[TypeInformation, Any, str]] = [
     (Types.MAP(STRING, LONG), {"a": "b"}, "declared LONG.*'b'"),
     (Types.MAP(STRING, LONG), [1], r"declared a map.*\[1\]"),
     (Types.LIST(LONG), "text", "declared a list.*'text'"),
-    (Types.PICKLED_BYTE_ARRAY(), (i for i in ()), "cannot be pickled"),
+    (Types.PICKLED_BYTE_ARRAY(), (i for i in ()), "<generator .* cannot be pickled"),
+    (Types.PICKLED_BYTE_ARRAY(), _nested(5000), "a value of list cannot be pickled: .*deep recursion"),
 ]
 
 
