@@ -11,7 +11,7 @@ from functools import partial
 from typing import Any
 
 from dagster_flinkpy import code_pickling
-from dagster_flinkpy.datastream.program.job_graph import JobGraph
+from dagster_flinkpy.datastream.program.job_graph import JobGraph, StreamPartitioner
 from dagster_flinkpy.errors import ConfigurationError, StoreUnreachableError
 from dagster_flinkpy.runtime.epoch import EpochJob
 from dagster_flinkpy.runtime.python_environment import installed
@@ -63,7 +63,13 @@ def _separated(job: EpochJob) -> tuple[EpochJob, Callable[[Any], Callable[[], An
     for i, vertex in enumerate(vertices):
         with suppress(Exception):  # as of an object that only workers can unpickle
             vertices[i] = replace(vertex, spec=pickled(vertex.spec)())
-    return replace(job, graph=replace(job.graph, vertices=tuple(vertices))), pickled
+    edges, partitioners = list(job.graph.edges), dict[tuple[str, int], StreamPartitioner]()
+    for i, edge in enumerate(edges):  # behind a union, each operator before it has its own
+        with suppress(Exception):
+            key = edge.source, id(edge.partitioner)
+            partitioners.setdefault(key, pickled(edge.partitioner)())
+            edges[i] = replace(edge, partitioner=partitioners[key])
+    return replace(job, graph=replace(job.graph, vertices=tuple(vertices), edges=tuple(edges))), pickled
 
 
 @contextmanager

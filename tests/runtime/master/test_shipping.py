@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from dagster_flinkpy.common.typeinfo import Types
+from dagster_flinkpy.datastream import KeySelector
 from dagster_flinkpy.errors import ConfigurationError
 from dagster_flinkpy.runtime.shipping import copies, dump_job, load_job, loaded_job
 from dagster_flinkpy.spark import user_modules
@@ -141,6 +142,23 @@ def test_code_that_operators_share_travels_once_but_they_share_no_object(user_co
     functions = [load_job(data).graph.vertex(uid).spec.function for uid in "abc"]
     assert len({id(each) for each in functions}) == 3
     assert data.count(b"FACTOR") == dumped(function, tmp_path).count(b"FACTOR")
+
+
+def test_operators_before_a_union_have_each_their_own_key_selector(tmp_path: Path) -> None:
+    """They opened and closed the same one."""
+
+    class Itself(KeySelector):
+        def get_key(self, value: int) -> int:
+            return value
+
+    env = environment()
+    a, b = (env.from_collection([1], Types.LONG()).uid(uid) for uid in "ab")
+    keyed = a.union(b).key_by(Itself(), Types.LONG())
+    for uid in "cd":
+        keyed.reduce(max).uid(uid)
+    edges = load_job(dump_job(make_job(env.get_job_graph(), tmp_path))).graph.edges
+    assert len({(edge.source, id(edge.partitioner.selector)) for edge in edges}) == 2
+    assert len({id(edge.partitioner.selector) for edge in edges}) == 2
 
 
 def test_a_class_stays_as_it_is_where_it_is_from(user_code: ModuleType, tmp_path: Path) -> None:
