@@ -79,7 +79,7 @@ class FlinkAssetChecks:
     the store fails, the step fails; a completed checkpoint stays complete.
 
     Raises:
-        ConfigurationError: ``trend_factor`` is not above 1, or a number is below 0.
+        ConfigurationError: ``trend_factor`` is not above 1, or a number or a time is below 0.
 
     Examples:
         Fail if the last checkpoint is older than an hour:
@@ -111,7 +111,7 @@ class FlinkAssetChecks:
 
     def __post_init__(self) -> None:
         check_settings(self)
-        if self.trend_factor <= 1:
+        if not self.trend_factor > 1:  # also NaN
             raise ConfigurationError(
                 f"trend_factor={self.trend_factor} must be above 1: half of all checkpoints are above the median"
             )
@@ -119,6 +119,10 @@ class FlinkAssetChecks:
             number = getattr(self, name)
             if number is not None and number < 0:
                 raise ConfigurationError(f"{name}={number} must be 0 or more")
+        for name in ("max_lag", "max_event_time_lag"):
+            span = getattr(self, name)
+            if span is not None and span < timedelta(0):
+                raise ConfigurationError(f"{name}={span} is a negative time, with which the check would never pass")
 
 
 @dataclass(frozen=True)

@@ -331,9 +331,20 @@ def test_few_checkpoints_are_no_trend(deployment: Deployment) -> None:
     assert deployment.check("checkpoint_trend")[COUNT].passed
 
 
-def test_a_trend_factor_below_one_is_refused() -> None:
-    with pytest.raises(ConfigurationError, match="trend_factor"):
-        FlinkAssetChecks(trend_factor=1)
+@pytest.mark.parametrize(
+    "limit",
+    [
+        {"trend_factor": 1},
+        {"trend_factor": float("nan")},
+        {"max_lag": timedelta(-1)},
+        {"max_event_time_lag": timedelta(-1)},
+    ],
+    ids=str,
+)
+def test_a_limit_that_no_job_keeps_is_refused(limit: Any) -> None:
+    [name] = limit
+    with pytest.raises(ConfigurationError, match=f"^{name}="):
+        FlinkAssetChecks(**limit)
 
 
 def test_evolution_of_the_same_program(deployment: Deployment) -> None:
