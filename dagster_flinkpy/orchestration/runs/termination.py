@@ -6,7 +6,6 @@ import multiprocessing
 import os
 import signal
 import threading
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -18,8 +17,8 @@ from dagster_flinkpy.errors import add_note
 
 __all__ = ["Termination", "clean_termination", "interrupts_passed_to"]
 
-_LOOK_SECONDS, _GRACE_SECONDS = 60.0, 300.0
-"""How often the step looks whether Dagster calls its run ended, and how long it may go on after that."""
+_LOOK_SECONDS, _LOOKS = 60.0, 5
+"""How often the step looks whether Dagster calls its run ended, and how often in a row before it ends, too."""
 _CLEAN = "The job has ended after its last checkpoint, from which the next run continues."
 
 
@@ -38,7 +37,8 @@ def clean_termination(context: AssetExecutionContext) -> Iterator[Termination]:
     step is in the process of the run, nobody else can tell Dagster, so then the interrupt is raised on. It is
     raised on, too, if somebody else ends the process, such as Kubernetes that drains its node: the run would succeed.
     It ends as well if the process of the run that has started that of the step dies, and if Dagster has called the run
-    ended without telling its process, as when somebody forces the termination of a run whose code server has died.
+    ended without telling its process, as when somebody forces the termination of a run whose code server has died, or
+    has deleted the run.
 
     Args:
         context: Context of the step.
@@ -71,14 +71,15 @@ def _end_after(wait: Callable[[], object]) -> None:
 
 
 def _end_when_over(context: AssetExecutionContext, pid: int, ended: threading.Event) -> None:
-    """Ends a process, as Dagster does, once Dagster has called its run ended for some time: it was not told."""
+    """Ends a process, as Dagster does, if Dagster has called its run ended, or deleted it, without telling it."""
+    over = 0
     while not ended.wait(_LOOK_SECONDS):
         with suppress(Exception):  # Dagster's database is away
-            record = context.instance.get_run_record_by_id(context.run.run_id)
-            end = record.end_time if record is not None and record.dagster_run.is_finished else None
-            if end is not None and time.time() - end >= _GRACE_SECONDS:
-                os.kill(pid, signal.SIGTERM)
-                return
+            run = context.instance.get_run_by_id(context.run.run_id)
+            over = over + 1 if run is None or run.is_finished else 0
+        if over >= _LOOKS:
+            os.kill(pid, signal.SIGTERM)
+            return
 
 
 def _is_to_end(context: AssetExecutionContext) -> bool:

@@ -286,29 +286,34 @@ def test_a_step_that_has_its_own_process_fails_only_if_nobody_has_told_dagster_t
     assert any(line.startswith(ended_well) for line in said) is asked
 
 
-def test_a_run_ends_that_dagster_calls_ended_without_having_reached_its_process(
-    words: Words, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("deleted", [False, True])
+def test_a_run_ends_that_dagster_calls_ended_or_has_deleted_without_reaching_its_process(
+    words: Words, deleted: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(termination, "_LOOK_SECONDS", 0.01)
-    monkeypatch.setattr(termination, "_GRACE_SECONDS", 0)
     ended = threading.Event()
 
     def lose(checkpoint_id: int) -> None:
         if checkpoint_id == 3:
             (run,) = words.instance.get_runs()
-            words.instance.report_run_canceled(run)  # as a forced termination does
+            if deleted:
+                words.instance.delete_run(run.run_id)
+            else:
+                words.instance.report_run_canceled(run)  # as a forced termination does
             assert ended.wait(LIMIT), "the run waits for Spark"
 
     words.during = lose
     try:
-        assert not words.run("abcdef", epochs=0).success
+        result = words.run("abcdef", epochs=0)
     finally:
         ended.set()
-    (run,) = words.instance.get_runs()
-    assert run.status == DagsterRunStatus.CANCELED
-    assert words.checkpoints("table") == [2]
+    assert [event.step_key for event in result.all_events if event.is_step_failure] == ["words"]
+    assert [run.status for run in words.instance.get_runs()] == ([] if deleted else [DagsterRunStatus.CANCELED])
     leader = lease.read(words.store)
     assert leader is not None and not leader.alive(current_millis()), "the next run need not wait for it"
+    words.during = lambda checkpoint_id: None
+    assert words.run("abcdef", epochs=0).success
+    assert words.rows()[-1] == 6
 
 
 LONG = "ab" * 200
