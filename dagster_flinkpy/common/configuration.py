@@ -143,23 +143,29 @@ class Configuration:
         return f"{{{', '.join(f'{key}={value}' for key, value in self._options.items())}}}"
 
 
-def parse_duration(text: str) -> timedelta:
+def parse_duration(text: str, option: str | None = None) -> timedelta:
     """Parses a duration as Flink writes it: ``10 s``, ``500ms``, ``3 minutes``. A bare number means milliseconds.
+
+    Args:
+        text: The duration.
+        option: The option that has it, for the message.
 
     Raises:
         ConfigurationError: It is not a duration.
     """
     match = _DURATION.fullmatch(text.lower())
     if match is None or match[2] not in _UNITS:
-        raise ConfigurationError(f"not a duration: {text!r}; write '10 s', '500 ms', '3 min', '1 h' or '1 d'")
+        what = "" if option is None else f"option {option!r} is "
+        raise ConfigurationError(f"{what}not a duration: {text!r}; write '10 s', '500 ms', '3 min', '1 h' or '1 d'")
     return timedelta(seconds=int(match[1]) * _UNITS[match[2]])
 
 
-def parse_memory_size(text: str) -> int:
+def parse_memory_size(text: str, option: str | None = None) -> int:
     """Returns the bytes of a size as Flink's options have it: a whole number with a unit, or of bytes.
 
     Args:
         text: Such as ``512 mb``, ``512m``, ``2g``, ``1 tebibytes`` or ``1000``.
+        option: The option that has it, for the message.
 
     Raises:
         ConfigurationError: It is no such size.
@@ -168,4 +174,5 @@ def parse_memory_size(text: str) -> int:
     for power, names in enumerate(_MEMORY_UNITS):
         if found is not None and found[2] in names:
             return int(found[1]) << 10 * power
-    raise ConfigurationError(f"{text!r} is not an amount of memory; write it like '512 mb' or '2 gb'")
+    what = "" if option is None else f"option {option!r}: "
+    raise ConfigurationError(f"{what}{text!r} is not an amount of memory; write it like '512 mb' or '2 gb'")

@@ -249,7 +249,7 @@ _OPTIONS = {"interval": "failure-rate-interval"}
 
 def _read(options: Configuration, key: str, default: Any) -> Any:
     if isinstance(default, timedelta):
-        return parse_duration(options.get_string(key, ""))
+        return parse_duration(options.get_string(key, ""), key)
     return options.get_float(key, default) if isinstance(default, float) else options.get_integer(key, 1)
 
 

@@ -6,7 +6,9 @@ import pytest
 
 from dagster_flinkpy.common import Configuration, ExecutionConfig
 from dagster_flinkpy.common.configuration import parse_duration, parse_memory_size
+from dagster_flinkpy.common.restart_strategies import restart_strategy_of
 from dagster_flinkpy.common.serialization import ByteArraySchema, SimpleStringSchema
+from dagster_flinkpy.datastream import StreamExecutionEnvironment
 from dagster_flinkpy.errors import ConfigurationError
 
 
@@ -52,6 +54,21 @@ def test_values_that_do_not_fit_are_named(method: str) -> None:
 )
 def test_durations_are_written_as_in_flink(text: str, milliseconds: int) -> None:
     assert parse_duration(text) == timedelta(milliseconds=milliseconds)
+
+
+@pytest.mark.parametrize(
+    ("option", "value"),
+    [
+        ("execution.checkpointing.interval", "soon"),
+        ("restart-strategy.fixed-delay.delay", "soon"),
+        ("taskmanager.memory.managed.size", "much"),
+    ],
+)
+def test_an_option_that_is_no_duration_or_size_is_named(option: str, value: str) -> None:
+    with pytest.raises(ConfigurationError, match=f"option '{option}'.*'{value}'"):
+        env = StreamExecutionEnvironment.get_execution_environment(Configuration.from_dict({option: value}))
+        options = env.get_config().failover_options.set_string("restart-strategy.type", "fixed-delay")
+        restart_strategy_of(options, checkpointing=True)
 
 
 @pytest.mark.parametrize("text", ["", "ten s", "1 week", "-1 s"])

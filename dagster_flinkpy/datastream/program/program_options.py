@@ -98,7 +98,7 @@ def _state_backend(program: StreamProgram[Any], configuration: Configuration, na
 
 
 def _managed_memory(program: StreamProgram[Any], configuration: Configuration, name: str) -> None:
-    program.checkpoint_config.managed_memory = parse_memory_size(configuration.get_string(name, ""))
+    program.checkpoint_config.managed_memory = parse_memory_size(configuration.get_string(name, ""), name)
 
 
 def _aligned_timeout(program: StreamProgram[Any], configuration: Configuration, name: str) -> None:
@@ -118,7 +118,7 @@ def _exchange(program: StreamProgram[Any], **changed: Any) -> None:
 
 
 def _duration(configuration: Configuration, name: str) -> timedelta:
-    return parse_duration(configuration.get_string(name, ""))
+    return parse_duration(configuration.get_string(name, ""), name)
 
 
 def _member(kind: type[E], configuration: Configuration, option: str) -> E:
