@@ -13,7 +13,7 @@ from __future__ import annotations
 import importlib.metadata
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import cache, partial
 from itertools import count
 from typing import TYPE_CHECKING, Any
@@ -34,6 +34,7 @@ __all__ = [
     "frame_of_parts",
     "grpc_status",
     "has_connect_server",
+    "has_stopped",
     "interrupt_tag",
     "is_classic",
     "map_in_arrow",
@@ -144,13 +145,15 @@ def tagged(session: SparkSession, tag: str) -> Iterator[None]:
         try:
             yield
         finally:
-            session.removeTag(tag)
+            with suppress(AttributeError):  # a classic session that was stopped has no tags
+                session.removeTag(tag)
         return
     session.sparkContext.addJobTag(tag)
     try:
         yield
     finally:
-        session.sparkContext.removeJobTag(tag)
+        with suppress(AttributeError):
+            session.sparkContext.removeJobTag(tag)
 
 
 def interrupt_tag(session: SparkSession, tag: str) -> None:
@@ -170,6 +173,15 @@ def is_classic(session: SparkSession) -> bool:
     from pyspark.sql.session import SparkSession as ClassicSession
 
     return isinstance(session, ClassicSession)
+
+
+def has_stopped(session: SparkSession) -> bool:
+    """Returns whether the driver of a classic session has ended: its program or its cluster has stopped it."""
+    context = session.sparkContext._jsc  # None if Python has stopped it
+    if context is not None and context.sc().isStopped():
+        session.stop()  # if only Java knows it, PySpark would give this session to whoever asks for one
+        return True
+    return context is None
 
 
 def with_targets(rows: DataFrame, width: int) -> DataFrame:

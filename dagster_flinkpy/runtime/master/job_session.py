@@ -9,8 +9,9 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from typing import TYPE_CHECKING
 
+from dagster_flinkpy.errors import SparkUnavailableError
 from dagster_flinkpy.spark.sessions import SparkSettings, announce_job, get_session, lost_server
-from dagster_flinkpy.spark.versions import interrupt_tag, tagged
+from dagster_flinkpy.spark.versions import has_stopped, interrupt_tag, tagged
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -49,6 +50,8 @@ class SharedSession:
             before, self._used[own] = self._used.get(own, now), now
             if spark is not None and now - before > _IDLE_SECONDS and self._was_closed(spark):
                 spark = None
+            if spark is not None and self.has_stopped(spark):
+                spark = None
             if spark is None:
                 if not own:
                     self.progress(f"waiting for Spark ({self.settings.mode})")  # it may have to start first
@@ -64,6 +67,10 @@ class SharedSession:
         except Exception as error:
             return lost_server(self.settings, spark, error) is not None
         return False
+
+    def has_stopped(self, spark: SparkSession) -> bool:
+        """Returns whether the driver was in this process, and has ended."""
+        return self.settings.in_this_process and has_stopped(spark)
 
     def task_tries(self, spark: SparkSession) -> int:
         """Returns how often Spark tries a task. A server is asked once, because each question costs a round trip."""
@@ -167,6 +174,11 @@ class JobSession:
                 yield spark
             except Exception as error:
                 lost = lost_server(settings, spark, error)
+                if lost is None and self._shared.has_stopped(spark):
+                    lost = SparkUnavailableError(
+                        "The Spark session of this process ended while the job was running: some code has called its "
+                        "stop(), or the cluster has removed it. A restart opens another one."
+                    )
                 if lost is None:
                     raise
                 self._shared.forget(spark)  # a restarted region connects again, and starts another local server

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -55,6 +56,42 @@ def test_another_session_is_opened_when_the_server_is_lost(shared: SharedSession
     shared.forget(lost)  # another region finds out later
     with regions[1].open() as spark:
         assert spark is found
+
+
+class ClassicSession(FakeSession):
+    """One whose driver is in this process, and which Python, or only Java, knows to have ended."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.ended = False
+        context = SimpleNamespace(sc=lambda: SimpleNamespace(isStopped=lambda: self.ended))
+        self.sparkContext = SimpleNamespace(_jsc=context)
+
+    def stop(self) -> None:
+        self.sparkContext._jsc = None
+
+
+@pytest.mark.parametrize("how", ["by the program", "by the cluster"])
+def test_another_session_is_opened_when_that_of_this_process_was_stopped(
+    shared: SharedSession, monkeypatch: pytest.MonkeyPatch, how: str
+) -> None:
+    monkeypatch.setattr(job_session, "get_session", lambda settings: ClassicSession())
+    monkeypatch.setattr(job_session, "lost_server", lambda *found: None)
+    monkeypatch.setattr(job_session, "tagged", lambda *found: nullcontext())
+    shared = SharedSession(SparkSettings(mode="classic"), lambda line: None)
+    region = JobSession(shared)
+    region.begin("region", "an epoch")
+    with region.open() as spark:
+        assert shared.get() is spark
+    with pytest.raises(SparkUnavailableError, match="has called its stop"), region.open() as spark:
+        if how == "by the program":
+            spark.stop()
+        else:
+            spark.ended = True  # type: ignore[attr-defined]
+        raise AttributeError("'NoneType' object has no attribute 'sc'")
+    assert spark.sparkContext._jsc is None, "PySpark would give the old one to the next who asks"
+    shared.get().stop()
+    assert not shared.has_stopped(shared.get())
 
 
 def test_jobs_of_one_name_on_one_server_are_not_interrupted_together(
