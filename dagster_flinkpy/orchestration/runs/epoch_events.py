@@ -16,7 +16,7 @@ from dagster_flinkpy.orchestration.execution_tables import operator_states
 from dagster_flinkpy.orchestration.metadata_set import FlinkCheckpointMetadataSet
 from dagster_flinkpy.orchestration.runs.changed_tables import ChangedTables
 from dagster_flinkpy.orchestration.runs.job_run import JobRun
-from dagster_flinkpy.orchestration.runs.late_rows import observe_late_rows, observe_late_rows_once
+from dagster_flinkpy.orchestration.runs.late_rows import has_late_rows, observe_late_rows, observe_late_rows_once
 from dagster_flinkpy.orchestration.runs.report import asset_metadata, checkpoint_line, data_version
 from dagster_flinkpy.orchestration.runs.table_rows import table_rows
 
@@ -84,7 +84,8 @@ class EpochEvents:
             is_last: Whether the run certainly takes no other checkpoint. Then `results` materializes it.
         """
         self._run.say(checkpoint_line(self._run.assets.job, epoch))
-        self._unobserved.append(epoch.metadata)
+        if has_late_rows(self._run, epoch.metadata):  # metadata may be large, and Dagster's database away for long
+            self._unobserved.append(epoch.metadata)
         if self._is_recorded:
             self._late.clear()
         for report in epoch.operators:

@@ -30,13 +30,18 @@ from dagster_flinkpy.orchestration.runs.job_run import JobRun
 if TYPE_CHECKING:
     from dagster_flinkpy.checkpoint.metadata import CheckpointMetadata
 
-__all__ = ["observe_late_rows", "observe_late_rows_once"]
+__all__ = ["has_late_rows", "observe_late_rows", "observe_late_rows_once"]
 
 _FIRST_MS, _LAST_MS = -62_135_596_800_000, 253_402_300_799_000
 """The years 1 to 9999, which Python's datetimes have."""
 _LOOKED_AT = 20
 """How many observations are searched for one that has been recorded already."""
 _SCHEMA = TableSchema([TableColumn("from", "string"), TableColumn("to", "string"), TableColumn("rows", "int")])
+
+
+def has_late_rows(run: JobRun, checkpoint: CheckpointMetadata) -> bool:
+    """Returns whether a checkpoint has added late rows to a table."""
+    return bool(_late(run, checkpoint))
 
 
 def observe_late_rows(run: JobRun, checkpoint: CheckpointMetadata) -> None:
