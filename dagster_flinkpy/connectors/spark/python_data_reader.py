@@ -6,13 +6,14 @@ import inspect
 import json
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
-from datetime import datetime
+from datetime import datetime, timezone
 from itertools import islice
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import pyarrow as pa
 
-from dagster_flinkpy.common.typeinfo import RowTypeInfo
+from dagster_flinkpy.common.time import Instant
+from dagster_flinkpy.common.typeinfo import RowTypeInfo, TypeInformation, Types
 from dagster_flinkpy.connectors.columns.arrow_types import row_type_of
 from dagster_flinkpy.connectors.columns.loaded_rows import columns_of_rows
 from dagster_flinkpy.connectors.sources.split_enumerators import EndingEnumerator
@@ -269,13 +270,28 @@ def read_partition(source: PythonDataSource, split: SourceSplit) -> Iterator[tup
 
 
 def _columns(source: PythonDataSource, rows: Iterator[Any]) -> Iterator[pa.Array]:
-    where, names = f"read() of data source {_name(source)}", _schema(source).names
+    from pyspark.sql.types import TimestampType
+
+    schema, row_type, where = _schema(source), source.produced_type, f"read() of data source {_name(source)}"
+    times = {field.name for field in schema if isinstance(field.dataType, TimestampType)}
     while batch := _call(source, "read()", lambda: list(islice(rows, _BATCH_RECORDS))):
         if isinstance(batch[0], pa.RecordBatch):
             for each in batch:
-                yield from columns_of_rows(each, source.produced_type, where)
-        else:
-            yield source.produced_type.to_arrow(_in_order(batch, names, source.produced_type.field_names, where))
+                yield from columns_of_rows(each, row_type, where)
+            continue
+        columns = list[Sequence[Any]](zip(*_in_order(batch, schema.names, row_type.field_names, where), strict=True))
+        for place, name in enumerate(row_type.field_names):
+            if name in times:
+                columns[place] = [_instant(value, row_type.field_types[place]) for value in columns[place]]
+        yield row_type.of_columns(columns)
+
+
+def _instant(value: Any, kind: TypeInformation) -> Any:
+    """Returns a value of Spark's type timestamp. As in Spark, a time without a zone is one of this machine."""
+    if not isinstance(value, datetime):
+        return value
+    aware = value.astimezone(timezone.utc)
+    return Instant.of_datetime(aware) if kind == Types.INSTANT() else aware.replace(tzinfo=None)
 
 
 def _in_order(rows: list[Any], names: list[str], wanted: Sequence[str], where: str) -> list[tuple[Any, ...]]:

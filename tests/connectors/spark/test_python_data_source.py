@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from datetime import date, datetime
+from datetime import date, datetime, timedelta, timezone
 from pathlib import Path
 from typing import Any
 
@@ -257,10 +257,19 @@ AT = datetime(2024, 1, 1)
 
 
 def test_values_of_rows_are_found_by_their_names_and_others_by_their_places_in_the_schema() -> None:
-    rows = ((1, 2, AT), [1, 2, AT], SparkRow(high=2, at=AT, low=1), SparkRow(1, 2, AT))
-    assert read_given(*rows) == [(1, 2, AT)] * 4
+    rows = ((1, 2, None), [1, 2, None], SparkRow(high=2, at=None, low=1), SparkRow(1, 2, None))
+    assert read_given(*rows) == [(1, 2, None)] * 4
     declared = Types.ROW_NAMED(["high", "low"], [Types.LONG()] * 2)
     assert read_given(*rows, row_type=declared) == [(2, 1)] * 4
+
+
+def test_a_timestamp_is_an_instant_and_without_a_zone_one_of_the_machine() -> None:
+    east = timezone(timedelta(hours=2))
+    utc = AT.replace(tzinfo=timezone.utc)
+    rows = [(1, 2, at) for at in (utc.astimezone(east), utc.astimezone().replace(tzinfo=None), None)]
+    assert [at for _, _, at in read_given(*rows)] == [AT, AT, None]
+    declared = Types.ROW_NAMED(["at"], [Types.INSTANT()])
+    assert read_given(*rows, row_type=declared) == [(utc,), (utc,), (None,)]
 
 
 @pytest.mark.parametrize("row", [(1, 2), {"low": 1, "high": 2, "at": AT}, SparkRow(low=1, top=2, at=AT), 5])
