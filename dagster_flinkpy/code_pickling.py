@@ -9,7 +9,7 @@ import threading
 from collections import ChainMap
 from collections.abc import Callable
 from functools import cache, partial
-from types import CodeType
+from types import CodeType, FunctionType
 from typing import Any
 from weakref import WeakKeyDictionary, WeakSet, WeakValueDictionary
 
@@ -29,6 +29,8 @@ _classes: WeakValueDictionary[str, type] = WeakValueDictionary()
 """The same by id."""
 _unfilled: WeakSet[type] = WeakSet()
 """Classes that were made here by :func:`loads_with_classes` and have no content yet."""
+_beside_methods: WeakSet[FunctionType] = WeakSet()
+"""Functions that were made with the variables of a module."""
 _making = threading.Lock()
 
 
@@ -98,11 +100,13 @@ def _fill_if_new(fill: Callable[[type, Any], object], made: type, has: Any) -> N
         _unfilled.discard(made)
 
 
-def maker(values: Any) -> Callable[[Any], Callable[[], Any]]:
+def maker(values: Any) -> Callable[..., Callable[[], Any]]:
     """Returns what pickles one of these values, and returns what makes copies of it, with objects of their own.
 
     Their classes are the same, and so is all that methods of these refer to: one that looks whether an attribute *is* a
-    constant of its module, or in a dictionary there that a function has filled, finds that one.
+    constant of its module, or in a dictionary there that a function has filled, finds that one. If ``beside_methods``
+    is true, functions keep to the variables of a module that such methods have, and see what these set. Other functions
+    have the variables as they are now.
     """
     classes: dict[type, None] = {}
 
@@ -110,29 +114,71 @@ def maker(values: Any) -> Callable[[Any], Callable[[], Any]]:
         classes[each] = None
         return list, ()  # without what it has, which may be much
 
-    def whole(each: type, reduced: _Reduced) -> _Reduced:
-        return reduced
-
     _dumps(values, noted)
-    methods = _pickler()(io.BytesIO(), whole)
+    methods = _pickler()(io.BytesIO(), _whole)
     methods.dump(list(classes))
     shared = {key: each for key, (_, each) in methods.memo.copy().items()} if classes else {}
 
-    def pickled(value: Any) -> Callable[[], Any]:
-        used: dict[int, Any] = {}
-
-        class Pickler(_pickler()):  # type: ignore[misc]
-            def persistent_id(self, each: Any) -> int | None:
-                if (key := id(each)) not in shared:
-                    return None
-                used[key] = each
-                return key
-
-        buffer = io.BytesIO()
-        Pickler(buffer, whole).dump(value)
-        return lambda: _Linked(buffer.getvalue(), used).load()
+    def pickled(value: Any, *, beside_methods: bool = False) -> Callable[[], Any]:
+        data, used = _dumps_beside(value, shared, {})
+        of_classes = [each for each in classes if beside_methods and id(each) in used]
+        if variables := {id(found): found for each in of_classes for found in _variables_of(each)}:
+            data, used = _dumps_beside(value, shared, variables)
+        return lambda: _Linked(data, used).load()
 
     return pickled
+
+
+def _whole(each: type, reduced: _Reduced) -> _Reduced:
+    return reduced
+
+
+def _dumps_beside(value: Any, shared: dict[int, Any], variables: dict[int, Any]) -> tuple[bytes, dict[int, Any]]:
+    """Pickles a value without what is shared, and its functions without these variables, all by their ids.
+
+    Returns:
+        The pickle, and what of them it refers to.
+    """
+    used: dict[int, Any] = {}
+    kept = dict(variables)
+
+    class Pickler(_pickler()):  # type: ignore[misc]
+        def persistent_id(self, each: Any) -> int | None:
+            if (key := id(each)) not in shared and key not in kept:
+                return None
+            used[key] = each
+            return key
+
+        def reducer_override(self, each: Any) -> Any:
+            reduced = super().reducer_override(each)
+            if type(each) is not FunctionType or not isinstance(reduced, tuple):
+                return reduced
+            if id(each.__globals__) not in variables and each not in _beside_methods:
+                return reduced
+            kept[id(each.__globals__)] = each.__globals__
+            return _with_variables(each.__globals__, reduced)
+
+    buffer = io.BytesIO()
+    Pickler(buffer, _whole).dump(value)
+    return buffer.getvalue(), used
+
+
+def _variables_of(each: type) -> list[dict[str, Any]]:
+    """Returns the variables that the methods of a class can set."""
+    return [member.__globals__ for member in vars(each).values() if type(member) is FunctionType]
+
+
+def _with_variables(of_module: dict[str, Any], reduced: _Reduced) -> _Reduced:
+    """Lets a function be made with the variables of a module, instead of a copy of those that it reads."""
+    _, (code, _, *rest), (state, slots), *others, fill = reduced
+    return FunctionType, (code, of_module, *rest), (state, {**slots, "__globals__": {}}), *others, partial(_set, fill)
+
+
+def _set(fill: Callable[[FunctionType, Any], object], made: FunctionType, has: Any) -> None:
+    _beside_methods.add(made)
+    builtins = made.__globals__["__builtins__"]
+    fill(made, has)  # sets cloudpickle's
+    made.__globals__["__builtins__"] = builtins
 
 
 class _Linked(pickle.Unpickler):

@@ -44,15 +44,14 @@ def copies(job: EpochJob) -> Iterator[Callable[[], EpochJob]]:
     """
     import cloudpickle
 
-    with _shippable(job.graph):
+    with _shippable(job.graph), user_modules_by_value(cloudpickle):
         shipped, pickled = _separated(job)
-        with user_modules_by_value(cloudpickle):
-            make = pickled(shipped)
+        make = pickled(shipped)
     with installed(job.python, job.cache_dir):
         yield make
 
 
-def _separated(job: EpochJob) -> tuple[EpochJob, Callable[[Any], Callable[[], Any]]]:
+def _separated(job: EpochJob) -> tuple[EpochJob, Callable[..., Callable[[], Any]]]:
     """Returns a job without what only the driver needs, whose operators share no object, and what makes its copies."""
     import cloudpickle
 
@@ -62,12 +61,12 @@ def _separated(job: EpochJob) -> tuple[EpochJob, Callable[[Any], Callable[[], An
         pickled = code_pickling.maker(job)
     for i, vertex in enumerate(vertices):
         with suppress(Exception):  # as of an object that only workers can unpickle
-            vertices[i] = replace(vertex, spec=pickled(vertex.spec)())
+            vertices[i] = replace(vertex, spec=pickled(vertex.spec, beside_methods=True)())
     edges, partitioners = list(job.graph.edges), dict[tuple[str, int], StreamPartitioner]()
     for i, edge in enumerate(edges):  # behind a union, each operator before it has its own
         with suppress(Exception):
             key = edge.source, id(edge.partitioner)
-            partitioners.setdefault(key, pickled(edge.partitioner)())
+            partitioners.setdefault(key, pickled(edge.partitioner, beside_methods=True)())
             edges[i] = replace(edge, partitioner=partitioners[key])
     return replace(job, graph=replace(job.graph, vertices=tuple(vertices), edges=tuple(edges))), pickled
 
@@ -111,7 +110,7 @@ def load_for_each(first: EpochJob, data: bytes) -> Iterator[EpochJob]:
     yield first
     make: Callable[[], EpochJob] = partial(load_job, data)
     with suppress(Exception):  # something can be pickled in the driver only
-        make = code_pickling.maker(first)(first)
+        make = code_pickling.maker(first)(first, beside_methods=True)
     while True:
         yield make()
 

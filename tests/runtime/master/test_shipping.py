@@ -48,6 +48,25 @@ def user_code(tmp_path: Path) -> Iterator[ModuleType]:
 
             def map(self, value):
                 return value if self.value is NOTHING else self.value
+
+        model, count = None, 0
+
+        def counted(value):
+            global count
+            count += 1
+            return count
+
+        def loaded(value):
+            return f"{{model}} of {{value}}"
+
+        class Apply(MapFunction):
+            def __init__(self, function):
+                self.function = function
+
+            def map(self, value):
+                global model
+                model = "model"
+                return self.function(value)
     """
     (tmp_path / f"{NAME}.py").write_text(textwrap.dedent(code))
     with pytest.MonkeyPatch.context() as patch:
@@ -131,6 +150,29 @@ def test_methods_find_the_objects_of_the_functions_of_their_operator(tmp_path: P
         return Noted().read(value, default)
 
     assert called_elsewhere(dumped(note, tmp_path)) == "42"
+
+
+def test_functions_see_the_variables_that_methods_of_their_operator_set(user_code: ModuleType, tmp_path: Path) -> None:
+    """Such as what ``open()`` loads, which a function reads that the object was given."""
+    assert called_elsewhere(dumped(user_code.Apply(user_code.loaded), tmp_path)) == "model of 14"
+    env = environment()
+    env.from_collection([1], Types.LONG()).uid("numbers").map(user_code.Apply(user_code.loaded)).uid("it")
+    builtins = vars(user_code)["__builtins__"]
+    with copies(make_job(env.get_job_graph(), tmp_path)) as copy:
+        functions = [copy().graph.vertex("it").spec.function for _ in range(2)]
+    assert [each.map(7) for each in functions] == ["model of 7"] * 2
+    assert functions[0].function is not functions[1].function
+    assert vars(user_code)["__builtins__"] is builtins
+
+
+def test_a_function_that_sets_a_variable_sets_it_for_its_operator_only(user_code: ModuleType, tmp_path: Path) -> None:
+    env = environment()
+    numbers = env.from_collection([1], Types.LONG()).uid("numbers")
+    numbers.map(user_code.counted).uid("one").map(user_code.counted).uid("other")
+    numbers.map(user_code.Apply(user_code.loaded)).uid("it")
+    with copies(make_job(env.get_job_graph(), tmp_path)) as copy:
+        graph = copy().graph
+    assert [graph.vertex(uid).spec.function(7) for uid in ("one", "other", "one")] == [1, 1, 2]
 
 
 def test_code_that_operators_share_travels_once_but_they_share_no_object(user_code: ModuleType, tmp_path: Path) -> None:
