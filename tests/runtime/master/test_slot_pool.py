@@ -211,6 +211,28 @@ class _Frozen(Silent):
         client.close()
 
 
+class _Away(_Frozen):
+    """One on a machine that is gone: nobody can end it."""
+
+    def end(self) -> None:
+        pass
+
+
+def test_no_call_is_left_of_a_slot_that_nobody_can_end(
+    pools: Callable[..., Pool], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(slot_pool, "_END_SECONDS", 0.1)
+    pool, away = pools(), list[_Away]()
+    pool.others = {"a": lambda descriptor: away.append(_Away(descriptor)) or away[0]}  # type: ignore[func-returns-value]
+    pool.request(["a"])
+    pool.close()
+    for each in threading.enumerate():
+        if each.name == "end of the exchange":
+            each.join(30)
+            assert not each.is_alive(), "Python would abort when it ends"
+    away[0].killed.set()
+
+
 def test_a_slot_that_does_not_answer_is_lost(pools: Callable[..., Pool], monkeypatch: pytest.MonkeyPatch) -> None:
     ahead = 0.0
     monkeypatch.setattr(slot_pool, "time", SimpleNamespace(monotonic=lambda: time.monotonic() + ahead))

@@ -13,11 +13,14 @@ A slot that is lost is never used again. Its process is killed, and the next req
 
 from __future__ import annotations
 
+import os
 import secrets
+import socket
 import threading
 import time
 import uuid
 from collections.abc import Callable, Collection, Mapping
+from contextlib import suppress
 from queue import SimpleQueue
 from types import MappingProxyType
 from typing import Any, Protocol
@@ -306,6 +309,9 @@ class SlotPool:
             ends = threading.Thread(target=self._server.shutdown, name="end of the exchange", daemon=True)
             ends.start()
             ends.join(_END_SECONDS)
+            if ends.is_alive():  # a call that is left when Python ends would abort this process, or keep it
+                _cut_connections(self._server.port)
+                ends.join(_END_SECONDS)
 
     def _watch(self) -> None:
         while not self._over.wait(self._beat_seconds):
@@ -385,3 +391,18 @@ def _join(threads: Collection[threading.Thread], seconds: float) -> None:
     until = time.monotonic() + seconds
     for thread in threads:
         thread.join(max(0.0, until - time.monotonic()))
+
+
+def _cut_connections(port: int) -> None:
+    """Ends the connections to a port of this process, as if the network had failed, and with them their calls."""
+    for name in os.listdir("/dev/fd"):
+        with suppress(OSError, ValueError):  # it is no socket, or one that listens
+            copy = os.dup(int(name))
+            try:
+                with socket.socket(fileno=copy) as each:
+                    copy = -1
+                    if each.getsockname()[1] == port and each.getpeername():
+                        each.shutdown(socket.SHUT_RDWR)
+            finally:
+                if copy >= 0:
+                    os.close(copy)
