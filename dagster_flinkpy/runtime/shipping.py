@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pickle
-import socket
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import replace
@@ -12,15 +11,13 @@ from typing import Any
 
 from dagster_flinkpy import code_pickling
 from dagster_flinkpy.datastream.program.job_graph import JobGraph, StreamPartitioner
-from dagster_flinkpy.errors import ConfigurationError, StoreUnreachableError
+from dagster_flinkpy.errors import ConfigurationError
 from dagster_flinkpy.runtime.epoch import EpochJob
 from dagster_flinkpy.runtime.python_environment import installed
 from dagster_flinkpy.spark.user_modules import user_modules_by_value
-from dagster_flinkpy.storage import StorageLocation
-from dagster_flinkpy.storage.lease import LEADER_KEY
-from dagster_flinkpy.storage.location import on_worker
+from dagster_flinkpy.storage.lease import check_shared
 
-__all__ = ["check_shared", "copies", "dump_job", "load_for_each", "load_job", "loaded_job"]
+__all__ = ["copies", "dump_job", "load_for_each", "load_job", "loaded_job"]
 
 
 def dump_job(job: EpochJob) -> bytes:
@@ -131,23 +128,3 @@ def loaded_job(data: bytes) -> Iterator[EpochJob]:
         if not job[0].through_driver:
             check_shared(job[0].job_storage)
         yield job.pop()
-
-
-def check_shared(location: StorageLocation) -> None:
-    """Makes sure that a worker has a way to the store, and does not write into a local directory of its own.
-
-    Raises:
-        StoreUnreachableError: It has no network to the store, or another directory under this path.
-    """
-    if not on_worker():
-        return
-    if location.local_path is None:
-        location.open().check_way()
-        return
-    if location.open().head(LEADER_KEY) is not None:
-        return
-    raise StoreUnreachableError(
-        f"the worker on {socket.gethostname()} does not see {location.url} of the driver at "
-        f"{str(location.local_path)!r}: give path_on_workers if the directory is mounted at another path there, or "
-        "else a store that both reach, such as S3. `flinkpy doctor --spark ... --storage ...` tries it"
-    )

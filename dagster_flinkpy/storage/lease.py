@@ -13,9 +13,16 @@ from dataclasses import dataclass, replace
 from datetime import timedelta
 
 from dagster_flinkpy.common.clock import datetime_of_millis, to_millis
-from dagster_flinkpy.errors import CorruptMetadataError, FencedError, ObjectNotFoundError, PreconditionFailedError
+from dagster_flinkpy.errors import (
+    CorruptMetadataError,
+    FencedError,
+    ObjectNotFoundError,
+    PreconditionFailedError,
+    StoreUnreachableError,
+)
 from dagster_flinkpy.json_records import Count, Id, JsonRecord, Millis
 from dagster_flinkpy.storage.conditional import put_if
+from dagster_flinkpy.storage.location import StorageLocation, on_worker
 from dagster_flinkpy.storage.object_store import ObjectStore
 
 __all__ = [
@@ -25,6 +32,7 @@ __all__ = [
     "LeaseHeldError",
     "acquire",
     "check",
+    "check_shared",
     "if_killed",
     "read",
     "release",
@@ -255,3 +263,23 @@ def _write(store: ObjectStore, record: LeaderRecord, etag: str | None) -> Leader
 
 def _who(record: LeaderRecord) -> str:
     return f"execution attempt {record.owner!r} (token {record.token})"
+
+
+def check_shared(location: StorageLocation) -> None:
+    """Makes sure that a worker has a way to the store, and does not write into a local directory of its own.
+
+    Raises:
+        StoreUnreachableError: It has no network to the store, or another directory under this path.
+    """
+    if not on_worker():
+        return
+    if location.local_path is None:
+        location.open().check_way()
+        return
+    if location.open().head(LEADER_KEY) is not None:
+        return
+    raise StoreUnreachableError(
+        f"the worker on {socket.gethostname()} does not see {location.url} of the driver at "
+        f"{str(location.local_path)!r}: give path_on_workers if the directory is mounted at another path there, or "
+        "else a store that both reach, such as S3. `flinkpy doctor --spark ... --storage ...` tries it"
+    )

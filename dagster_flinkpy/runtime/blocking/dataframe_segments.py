@@ -22,10 +22,10 @@ from dagster_flinkpy.datastream.connectors.base import Json
 from dagster_flinkpy.errors import InputTypeError, TypeMismatchError
 from dagster_flinkpy.runtime.blocking.segments import SegmentWriter, in_order, open_segments, read_segment
 from dagster_flinkpy.runtime.failure import reported
-from dagster_flinkpy.runtime.shipping import check_shared
 from dagster_flinkpy.runtime.shuffle.batch import NO_TIMESTAMP
 from dagster_flinkpy.spark.versions import arrow_schema, data_frame, to_arrow
 from dagster_flinkpy.storage import StorageLocation
+from dagster_flinkpy.storage.lease import check_shared
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

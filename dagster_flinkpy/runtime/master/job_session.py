@@ -48,15 +48,11 @@ class SharedSession:
         with self._lock:
             now, spark = time.monotonic(), self._sessions.get(own)
             before, self._used[own] = self._used.get(own, now), now
-            if spark is not None and now - before > _IDLE_SECONDS and self._was_closed(spark):
-                spark = None
-            if spark is not None and self.has_stopped(spark):
-                spark = None
-            if spark is None:
+            was_idle = now - before > _IDLE_SECONDS
+            if spark is None or self.has_stopped(spark) or (was_idle and self._was_closed(spark)):
                 if not own:
                     self.progress(f"waiting for Spark ({self.settings.mode})")  # it may have to start first
-                spark = get_session(self.settings, own=True) if own else get_session(self.settings)
-                self._sessions[own] = spark
+                spark = self._sessions[own] = get_session(self.settings, own=own)
             return spark
 
     def _was_closed(self, spark: SparkSession) -> bool:

@@ -27,7 +27,7 @@ RECORDS = [(f"k{i % 4}", i * 10, i) for i in range(40)]
 @pytest.fixture(autouse=True)
 def one_server(spark_settings: SparkSettings, monkeypatch: pytest.MonkeyPatch) -> None:
     """Gives programs that name no Spark the server of the session."""
-    monkeypatch.setattr(job_session, "get_session", lambda settings: get_session(spark_settings))
+    monkeypatch.setattr(job_session, "get_session", lambda settings, **_: get_session(spark_settings))
 
 
 def attempt_of(graph: JobGraph, folder: Path, **config: Any) -> JobAttempt:

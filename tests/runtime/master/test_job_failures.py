@@ -155,7 +155,7 @@ def test_a_checkpoint_that_takes_too_long_is_interrupted(tmp_path: Path, monkeyp
             return super().__enter__()
 
     spark = _SlowSpark()
-    monkeypatch.setattr("dagster_flinkpy.runtime.master.job_session.get_session", lambda settings: spark)
+    monkeypatch.setattr("dagster_flinkpy.runtime.master.job_session.get_session", lambda settings, **_: spark)
     monkeypatch.setattr("dagster_flinkpy.runtime.master.deployments.way_to_store.run_region", spark.run)
     monkeypatch.setattr("dagster_flinkpy.runtime.master.job._now", lambda: spark.now_ms)
     graph, sink = sunk(tmp_path)

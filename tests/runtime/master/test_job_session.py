@@ -37,7 +37,7 @@ def shared(monkeypatch: pytest.MonkeyPatch) -> SharedSession:
     def announce(settings: Any, what: str, owner: str) -> AbstractContextManager[list[str]]:
         return nullcontext([])
 
-    monkeypatch.setattr(job_session, "get_session", lambda settings: FakeSession())
+    monkeypatch.setattr(job_session, "get_session", lambda settings, **_: FakeSession())
     monkeypatch.setattr(job_session, "announce_job", announce)
     monkeypatch.setattr(job_session, "lost_server", lambda *found: SparkUnavailableError("it is gone"))
     return SharedSession(SparkSettings(), lambda line: None)
@@ -75,7 +75,7 @@ class ClassicSession(FakeSession):
 def test_another_session_is_opened_when_that_of_this_process_was_stopped(
     shared: SharedSession, monkeypatch: pytest.MonkeyPatch, how: str
 ) -> None:
-    monkeypatch.setattr(job_session, "get_session", lambda settings: ClassicSession())
+    monkeypatch.setattr(job_session, "get_session", lambda settings, **_: ClassicSession())
     monkeypatch.setattr(job_session, "lost_server", lambda *found: None)
     monkeypatch.setattr(job_session, "tagged", lambda *found: nullcontext())
     shared = SharedSession(SparkSettings(mode="classic"), lambda line: None)
@@ -98,7 +98,7 @@ def test_jobs_of_one_name_on_one_server_are_not_interrupted_together(
     shared: SharedSession, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     one = FakeSession()  # all processes have the same session on the local server
-    monkeypatch.setattr(job_session, "get_session", lambda settings: one)
+    monkeypatch.setattr(job_session, "get_session", lambda settings, **_: one)
     for attempt in (shared, SharedSession(SparkSettings(), lambda line: None)):
         for _ in range(2):
             session = JobSession(attempt)

@@ -188,7 +188,7 @@ def test_a_subtask_without_the_state_refuses_another_type_of_it(tmp_path: Path) 
 
 @pytest.mark.spark
 def test_on_spark(spark_settings: SparkSettings, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(job_session, "get_session", lambda settings: get_session(spark_settings))
+    monkeypatch.setattr(job_session, "get_session", lambda settings, **_: get_session(spark_settings))
     config = JobConfig("job", StorageLocation(str(tmp_path)))
     with JobAttempt(graph(*OLD_GRAPH), config, owner="test") as attempt:
         attempt.run_epoch()

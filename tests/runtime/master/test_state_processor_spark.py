@@ -26,7 +26,7 @@ pytestmark = pytest.mark.spark
 
 @pytest.fixture(autouse=True)
 def one_server(spark_settings: SparkSettings, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setattr(job_session, "get_session", lambda settings: get_session(spark_settings))
+    monkeypatch.setattr(job_session, "get_session", lambda settings, **_: get_session(spark_settings))
     yield
 
 

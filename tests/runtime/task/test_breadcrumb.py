@@ -122,7 +122,7 @@ def run(
     tmp_path: Path, spark_settings: SparkSettings, monkeypatch: pytest.MonkeyPatch
 ) -> Callable[[str, Callable[[], Any]], int]:
     """Runs an epoch on the Spark of the tests, and returns the number of its records."""
-    monkeypatch.setattr(job_session, "get_session", lambda settings: get_session(spark_settings))
+    monkeypatch.setattr(job_session, "get_session", lambda settings, **_: get_session(spark_settings))
 
     def run_epoch(job: str, action: Callable[[], Any], failover: FailoverStrategy | None = None) -> int:
         strategies = FailoverConfig(failover=failover or RestartPipelinedRegionStrategy())
