@@ -102,12 +102,7 @@ class AttemptRuns(ABC):
             self._deployed.end_partition()
 
     def run_epochs(
-        self,
-        limit: int | None = None,
-        *,
-        periodic: bool = False,
-        continuous: bool = False,
-        goes_on: bool = False,
+        self, limit: int | None = None, *, periodic: bool = False, continuous: bool = False, goes_on: bool = False
     ) -> Iterator[CompletedEpoch]:
         """Reads epoch after epoch, and yields each one when its checkpoint is complete and the sinks have committed.
 

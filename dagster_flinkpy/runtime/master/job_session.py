@@ -26,10 +26,7 @@ _IDLE_SECONDS = 60.0
 
 
 class SharedSession:
-    """The Spark sessions of an execution attempt, which are opened when they are first needed.
-
-    DataFrames of the user have one of their own: on the local server, its other runs share the attempt's.
-    """
+    """The Spark sessions of an execution attempt, which are opened when they are first needed."""
 
     def __init__(self, settings: SparkSettings, progress: Callable[[str], None]) -> None:
         self.settings, self.progress = settings, progress
@@ -43,12 +40,12 @@ class SharedSession:
         self._lock = threading.Lock()
 
     def get(self, *, own: bool = False) -> SparkSession:
-        """Returns a session; with ``own``, that for DataFrames of the user."""
+        """Returns a session; with ``own``, that for DataFrames of the user. Runs on a local server share the other."""
         own = own and self.settings.mode == "local" and not self.settings.in_this_process
         with self._lock:
             now, spark = time.monotonic(), self._sessions.get(own)
             before, self._used[own] = self._used.get(own, now), now
-            was_idle = now - before > _IDLE_SECONDS
+            was_idle = now - before > _IDLE_SECONDS and self.settings.mode == "remote"
             if spark is None or self.has_stopped(spark) or (was_idle and self._was_closed(spark)):
                 if not own:
                     self.progress(f"waiting for Spark ({self.settings.mode})")  # it may have to start first
@@ -56,8 +53,6 @@ class SharedSession:
             return spark
 
     def _was_closed(self, spark: SparkSession) -> bool:
-        if self.settings.mode != "remote":
-            return False
         try:
             spark.conf.get("spark.sql.session.timeZone")
         except Exception as error:
@@ -138,11 +133,7 @@ class JobSession:
 
     @contextmanager
     def open(self, *, own: bool = False) -> Iterator[SparkSession]:
-        """Provides the session; Spark jobs that are started inside the context can be interrupted.
-
-        Args:
-            own: Whether it is for DataFrames of the user. Default: no.
-        """
+        """Provides a session, as :meth:`SharedSession.get`; Spark jobs that are started inside can be interrupted."""
         settings, progress = self._shared.settings, self._shared.progress
         spark, tag, over = self._shared.get(own=own), self._tag, threading.Event()
         wake = self._wake = threading.Event()

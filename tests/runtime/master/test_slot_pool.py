@@ -225,7 +225,9 @@ def test_no_call_is_left_of_a_slot_that_nobody_can_end(
     pool, away = pools(), list[_Away]()
     pool.others = {"a": lambda descriptor: away.append(_Away(descriptor)) or away[0]}  # type: ignore[func-returns-value]
     pool.request(["a"])
-    pool.close()
+    unnamed, peer = socket.socketpair()
+    with unnamed, peer:
+        pool.close()
     for each in threading.enumerate():
         if each.name == "end of the exchange":
             each.join(30)

@@ -397,12 +397,9 @@ def _cut_connections(port: int) -> None:
     """Ends the connections to a port of this process, as if the network had failed, and with them their calls."""
     for name in os.listdir("/dev/fd"):
         with suppress(OSError, ValueError):  # it is no socket, or one that listens
-            copy = os.dup(int(name))
+            each = socket.socket(fileno=int(name))
             try:
-                with socket.socket(fileno=copy) as each:
-                    copy = -1
-                    if each.getsockname()[1] == port and each.getpeername():
-                        each.shutdown(socket.SHUT_RDWR)
+                if each.getsockname()[1:2] == (port,) and each.getpeername():
+                    each.shutdown(socket.SHUT_RDWR)
             finally:
-                if copy >= 0:
-                    os.close(copy)
+                each.detach()  # others close it

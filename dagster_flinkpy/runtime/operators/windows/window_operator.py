@@ -14,11 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from dagster_flinkpy.datastream.aggregations import BatchAggregate
-from dagster_flinkpy.datastream.functions import (
-    ProcessAllWindowFunction,
-    ProcessWindowFunction,
-    RuntimeContext,
-)
+from dagster_flinkpy.datastream.functions import ProcessAllWindowFunction, ProcessWindowFunction, RuntimeContext
 from dagster_flinkpy.datastream.operator_specs import WindowSpec
 from dagster_flinkpy.datastream.state import (
     AggregatingStateDescriptor,
