@@ -74,7 +74,7 @@ def test_secrets_are_nowhere(
     capfd: pytest.CaptureFixture[str],
     tmp_path: Path,
 ) -> None:
-    monkeypatch.setattr(job_session, "get_session", lambda settings: get_session(spark_settings))
+    monkeypatch.setattr(job_session, "get_session", lambda settings, **_: get_session(spark_settings))
     at = s3_location
     with_keys = StorageLocation(at.url, at.endpoint_url, at.region, "user", KEY)
     conninfo = f"{postgres}{'&' if '?' in postgres else '?'}password={PASSWORD}"

@@ -596,7 +596,7 @@ def test_from_kafka_to_kafka_on_spark(
     topic: Topic, kafka: str, spark_settings: SparkSettings, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """A running count of words, whose first attempt ends after one of two epochs."""
-    monkeypatch.setattr(job_session, "get_session", lambda settings: get_session(spark_settings))
+    monkeypatch.setattr(job_session, "get_session", lambda settings, **_: get_session(spark_settings))
     target = Topic(kafka)
     topic.send(b"a", b"b", b"a")
     topic.send(b"b", b"a", partition=1)

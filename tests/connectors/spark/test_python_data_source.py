@@ -222,7 +222,7 @@ def test_a_job_reads_it_in_this_process(folder: Path) -> None:
 
 @pytest.mark.spark
 def test_a_job_reads_it_on_spark(folder: Path, spark_settings: SparkSettings, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(job_session, "get_session", lambda settings: get_session(spark_settings))
+    monkeypatch.setattr(job_session, "get_session", lambda settings, **_: get_session(spark_settings))
     env = StreamExecutionEnvironment.get_execution_environment().set_parallelism(2)
     stream = env.from_source(numbers(folder), WatermarkStrategy.no_watermarks(), "numbers").uid("numbers")
     stream.sink_to(ParquetSink(str(folder / "out"))).uid("out")

@@ -40,7 +40,7 @@ def test_logs_and_prints_of_workers_reach_the_run(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    monkeypatch.setattr(job_session, "get_session", lambda settings: get_session(spark_settings))
+    monkeypatch.setattr(job_session, "get_session", lambda settings, **_: get_session(spark_settings))
     options = Configuration.from_dict({"execution.exchange": exchange})
     env = StreamExecutionEnvironment.get_execution_environment(options)
     numbers = env.from_collection([21], Types.LONG()).uid("numbers")

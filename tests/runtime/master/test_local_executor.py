@@ -151,8 +151,12 @@ def test_who_interrupts_a_program_in_this_process_ends_it_at_once(tmp_path: Path
         return number
 
     numbers = env.from_collection([1, 2, 3, 4], Types.LONG())
-    with pytest.raises(KeyboardInterrupt):
-        list(numbers.map(interrupted, Types.LONG()).uid("numbers").execute_and_collect())
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell lets what it starts with & ignore it
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            list(numbers.map(interrupted, Types.LONG()).uid("numbers").execute_and_collect())
+    finally:
+        signal.signal(signal.SIGINT, before)
     assert len(list(tmp_path.iterdir())) == 1
 
 
