@@ -48,6 +48,7 @@ from dagster_flinkpy.storage import StorageLocation
 from tests.pyspark_versions import since
 from tests.runtime.harness import HarnessAttempt, collect_graph, collected, run_rows
 from tests.runtime.programs import COUNTED, EVENT, CountPerKey, FolderSink, environment, event_time, events
+from tests.waiting import LIMIT
 
 pytestmark = [pytest.mark.spark, pytest.mark.usefixtures("one_server")]
 
@@ -420,6 +421,7 @@ def test_a_data_frame_that_takes_too_long_frees_spark(tmp_path: Path) -> None:
         pytest.raises(CheckpointError, match="tasks answered in 0:00:05"),
         Threaded(graph, tmp_path, config=config) as attempt,
     ):
+        attempt._watchdog.timeout = timedelta(seconds=LIMIT)  # or it may be first, and leaves all as it is
         attempt.run_epoch()
     # Both slots of the Spark server are free again, although nothing was released.
     stream = environment().from_spark(lambda spark: spark.range(0, 4, 1, 4), type_info=ID).uid("rows")
