@@ -12,7 +12,13 @@ import pyarrow as pa
 from dagster_flinkpy.common.time import Duration
 from dagster_flinkpy.common.typeinfo import TypeInformation, Types
 from dagster_flinkpy.common.watermark_strategy import WatermarkStrategy
-from dagster_flinkpy.datastream import DataStream, KeyedProcessFunction, RuntimeContext, StreamExecutionEnvironment
+from dagster_flinkpy.datastream import (
+    DataStream,
+    KeyedCoProcessFunction,
+    KeyedProcessFunction,
+    RuntimeContext,
+    StreamExecutionEnvironment,
+)
 from dagster_flinkpy.datastream.connectors.base import (
     CommitRequest,
     Committer,
@@ -180,3 +186,15 @@ class _FolderCommitter(Committer):
         for path in lingering:
             path.unlink()
         return len(lingering)
+
+
+class TimerPerRecord(KeyedCoProcessFunction):
+    """Registers a timer at the time of each record, and emits those that fire."""
+
+    def process_element1(self, value, ctx):
+        ctx.timer_service().register_event_time_timer(value.time)
+
+    process_element2 = process_element1
+
+    def on_timer(self, timestamp, ctx):
+        yield ctx.get_current_key(), timestamp, ctx.timer_service().current_watermark()
