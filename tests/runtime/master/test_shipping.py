@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import builtins
 import functools
 import importlib
 import subprocess
@@ -157,7 +158,7 @@ def test_functions_see_the_variables_that_methods_of_their_operator_set(user_cod
     assert called_elsewhere(dumped(user_code.Apply(user_code.loaded), tmp_path)) == "model of 14"
     env = environment()
     env.from_collection([1], Types.LONG()).uid("numbers").map(user_code.Apply(user_code.loaded)).uid("it")
-    builtins = vars(user_code)["__builtins__"]
+    vars(user_code)["__builtins__"] = builtins  # as in a script; other modules have its dictionary
     with copies(make_job(env.get_job_graph(), tmp_path)) as copy:
         functions = [copy().graph.vertex("it").spec.function for _ in range(2)]
     assert [each.map(7) for each in functions] == ["model of 7"] * 2
