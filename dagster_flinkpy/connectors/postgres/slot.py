@@ -42,6 +42,13 @@ FROM """
 _SYSTEM = """
 SELECT system_identifier, substr(pg_walfile_name(pg_current_wal_insert_lsn()), 1, 8) FROM pg_control_system()
 """
+# No change is sent as one of the table if it is of a table that inherits from it, or of a partition without WAL.
+_ID = """
+SELECT oid::bigint, (SELECT min(inhrelid::regclass::text) FROM pg_inherits WHERE inhparent = oid AND relkind = 'r'),
+  (SELECT min(relid::regclass::text) FROM pg_partition_tree(c.oid) JOIN pg_class p ON p.oid = relid
+   WHERE isleaf AND p.relpersistence = 'u')
+FROM pg_class c WHERE oid = to_regclass(%s)
+"""
 _TABLE = """
 SELECT relkind IN ('r', 'p') AND relpersistence = 'p',
   ARRAY(SELECT DISTINCT relreplident::text FROM pg_class p WHERE p.oid = c.oid
@@ -210,9 +217,21 @@ class ReplicationSlot:
             raise ConfigurationError("PostgresChangeSource needs the primary, but this server is a standby")
 
     def table(self) -> int:
-        """Returns the id of the table."""
-        if (oid := self._one("SELECT to_regclass(%s)::oid::bigint", self.table_name)) is None:
+        """Returns the id of the table. All of its rows must be in the WAL, as rows of the table."""
+        if (found := self.connection.execute(_ID, [self.table_name]).fetchone()) is None:
             raise SourceReadError(f"there is no table {self.table_name} that this user can see: check name and schema")
+        oid, heir, unlogged = found
+        if heir is not None:
+            raise ConfigurationError(
+                f"table {heir} inherits from table {self.table_name}. PostgreSQL publishes the changes of its rows as "
+                "those of another table, so they would be missing. Give each table that has rows a source, and none to "
+                "one from which others inherit; or make them partitions (PARTITION BY)"
+            )
+        if unlogged is not None:
+            raise ConfigurationError(
+                f"partition {unlogged} of table {self.table_name} is UNLOGGED, so its changes are missing: ALTER TABLE "
+                f"{unlogged} SET LOGGED. If it has got rows since the job has begun: {self.way_on}"
+            )
         return int(oid)
 
     def key(self, oid: int) -> list[str]:

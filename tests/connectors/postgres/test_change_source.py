@@ -295,6 +295,20 @@ def test_partitions_of_a_table(database: Changes) -> None:
     assert take(source, enumerator) == ["+I 1 a", "-U 1 a", "+U 1 b"]
 
 
+def test_rows_whose_changes_are_not_sent_as_those_of_the_table(database: Changes) -> None:
+    database.create()
+    enumerator = started(database.source())
+    database.sql("CREATE TABLE {}.heir () INHERITS ({}.t)")
+    for plan in (lambda: started(database.source(snapshot=True)), lambda: enumerator.plan_epoch(1)):
+        with pytest.raises(ConfigurationError, match="heir inherits from table"):
+            plan()
+    database.sql("DROP TABLE {}.t CASCADE; CREATE TABLE {}.t (n bigint) PARTITION BY LIST (n)")
+    database.sql("CREATE UNLOGGED TABLE {}.one PARTITION OF {}.t FOR VALUES IN (1)")
+    database.sql("ALTER TABLE {}.one REPLICA IDENTITY FULL; ALTER TABLE {}.t REPLICA IDENTITY FULL")
+    with pytest.raises(ConfigurationError, match=r"UNLOGGED, so .* ALTER TABLE .*one SET LOGGED"):
+        started(database.source(snapshot=True))
+
+
 def test_values_of_each_type(database: Changes) -> None:
     database.sql("CREATE TYPE {}.mood AS ENUM ('sad', 'ok'); CREATE DOMAIN {}.amount AS numeric(10, 2)")
     database.create(
