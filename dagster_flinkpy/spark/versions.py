@@ -82,13 +82,19 @@ def to_arrow(frame: DataFrame) -> pa.Table:
 
 def data_frame(session: SparkSession, table: pa.Table) -> DataFrame:
     """Returns a table of this process as a DataFrame."""
+    schema = _spark_schema(table.schema)
     if has_connect_server():
-        return session.createDataFrame(table)
+        return session.createDataFrame(table, schema)
+    return session.createDataFrame(list(zip(*(column.to_pylist() for column in table.columns), strict=True)), schema)
+
+
+def _spark_schema(schema: pa.Schema) -> StructType:
+    """Returns the columns of a DataFrame. By itself, PySpark would take times without a zone for local ones."""
     from pyspark.sql.pandas.types import from_arrow_type
     from pyspark.sql.types import StructField, StructType
 
-    schema = StructType([StructField(field.name, from_arrow_type(field.type)) for field in table.schema])
-    return session.createDataFrame(list(zip(*(column.to_pylist() for column in table.columns), strict=True)), schema)
+    types = [from_arrow_type(field.type, prefer_timestamp_ntz=True) for field in schema]
+    return StructType([StructField(name, kind) for name, kind in zip(schema.names, types, strict=True)])
 
 
 def frame_of_parts(
@@ -102,11 +108,7 @@ def frame_of_parts(
         read: Reads the rows of a part, in a task.
         parts: The number of parts.
     """
-    import pyarrow as pa
-
-    # Spark derives a schema from a table, though not from an empty one.
-    nulls = pa.table([pa.nulls(1, field.type) for field in schema], names=schema.names)
-    spark_schema = data_frame(session, nulls).schema
+    spark_schema = _spark_schema(schema)
     if not parts:
         return session.createDataFrame([], spark_schema)
     return session.range(0, parts, 1, parts).mapInArrow(partial(_read_parts, read), spark_schema)

@@ -19,6 +19,7 @@ from dagster_flinkpy.spark.versions import (
     _spark_hash,
     condition_of,
     data_frame,
+    frame_of_parts,
     grpc_status,
     map_in_arrow,
     to_arrow,
@@ -33,6 +34,7 @@ TABLE = pa.table(
         "bytes": [b"\x00", b""],
         "number": pa.array([1, 2], pa.int32()),
         "at": pa.array([datetime(2024, 1, 2, tzinfo=timezone.utc)] * 2, pa.timestamp("us", "UTC")),
+        "local": [datetime(2024, 3, 10, 2, 30), None],
         "list": [[1.5], []],
     }
 )
@@ -97,6 +99,12 @@ def test_rows_are_fetched_and_given_without_arrow(spark: Any, monkeypatch: pytes
     monkeypatch.setattr(versions, "has_connect_server", lambda: False)
     given = data_frame(spark, TABLE)
     assert given.schema == frame.schema and given.collect() == frame.collect()
+
+
+@pytest.mark.parametrize("parts", [0, 1])
+def test_a_time_without_a_zone_is_no_local_time_of_the_session(spark: Any, parts: int) -> None:
+    for frame in (data_frame(spark, TABLE), frame_of_parts(spark, TABLE.schema, lambda _: [], parts)):
+        assert [dict(frame.dtypes)[name] for name in ("local", "at")] == ["timestamp_ntz", "timestamp"]
 
 
 def test_a_profile_that_cannot_be_given_is_refused() -> None:
