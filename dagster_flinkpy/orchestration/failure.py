@@ -100,7 +100,8 @@ def _write_traceback(error: FlinkPyError) -> Path | None:
     file = Path(folder, context.run_id, f"{context.op_def.name}.traceback.txt")
     try:
         file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        file.write_text("".join(traceback.format_exception(error)))
+        text = "".join(traceback.format_exception(error))
+        file.write_text(text, "utf-8", "backslashreplace")  # user code may quote what is no text, such as half an emoji
     except OSError:
         return None
     return file

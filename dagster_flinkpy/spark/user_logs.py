@@ -16,7 +16,7 @@ from dataclasses import asdict, dataclass
 from io import TextIOBase
 from typing import Any
 
-__all__ = ["LogEntry", "UserLogs", "log_here", "pass_on"]
+__all__ = ["LogEntry", "UserLogs", "log_here", "pass_on", "print_line"]
 
 MAX_ENTRIES = 100
 """The maximum number of log records per level, both those that a task sends and those of a Spark job that the driver
@@ -79,9 +79,15 @@ def pass_on(
 def log_here(entry: LogEntry) -> None:
     """Logs an entry in this process, by the logger of the same name; prints printed lines."""
     if entry.level == PRINTED:
-        print(entry.text)
+        print_line(entry.text)
     else:
         logging.getLogger(entry.logger).log(entry.level, "%s", entry)
+
+
+def print_line(text: str) -> None:
+    """Prints a line. What standard output cannot encode is escaped: it is no reason to end the job."""
+    encoding = getattr(sys.stdout, "encoding", None) or "utf-8"
+    print(text.encode(encoding, "backslashreplace").decode(encoding), flush=True)
 
 
 class UserLogs:

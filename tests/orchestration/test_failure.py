@@ -84,6 +84,11 @@ class Raises(KeyedProcessFunction):
         return [(value, 1)]
 
 
+class Quotes(KeyedProcessFunction):
+    def process_element(self, value: Any, ctx: Any) -> Any:
+        raise ValueError("no color \ud83d")
+
+
 def run(
     folder: Path, function: KeyedProcessFunction, instance: dg.DagsterInstance, resources: dict[str, Any]
 ) -> tuple[list[dg.AssetsDefinition], dg.ExecuteInProcessResult]:
@@ -144,3 +149,16 @@ def test_what_is_printed_of_a_failed_step_ends_with_what_happened_and_the_file_o
     assert "process_element() of operator 'count'" in last
     assert last.endswith(f"No module named 'no_such_module' (value: 'a') (traceback: {file})")
     assert "in run_epochs" in file.read_text()
+
+
+@pytest.mark.usefixtures("in_harness")
+def test_an_error_of_user_code_that_quotes_half_an_emoji_is_reported(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, resources: dict[str, Any]
+) -> None:
+    monkeypatch.setenv("DAGSTER_HOME", str(tmp_path))
+    with dg.DagsterInstance.local_temp(str(tmp_path)) as instance:
+        _, result = run(tmp_path, Quotes(), instance, resources)
+    (failure,) = result.get_step_failure_events()
+    assert failure.step_failure_data.user_failure_data is not None
+    assert failure.step_failure_data.user_failure_data.metadata["operator"].value == "count"
+    assert "no color \\ud83d" in (tmp_path / "storage" / result.run_id / "words.traceback.txt").read_text()

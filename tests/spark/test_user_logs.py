@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import logging
 import sys
 from pathlib import Path
@@ -136,6 +137,14 @@ def test_without_a_run_they_are_logged_and_printed_here(
         ("shop.orders", logging.WARNING, "[op, subtask 0, checkpoint 7] shop.orders: 100% sure")
     ]
     assert capsys.readouterr().out == "a line\n"
+
+
+@pytest.mark.parametrize("encoding", ["latin-1", "utf-8"])
+def test_what_standard_output_cannot_encode_is_escaped(encoding: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    out = io.TextIOWrapper(io.BytesIO(), encoding)
+    monkeypatch.setattr(sys, "stdout", out)
+    log_here(LogEntry("op", 0, 7, 0, "", "é \udcff"))
+    assert out.buffer.getvalue() == b"\xc3\xa9 \\udcff\n".decode().encode(encoding)  # type: ignore[attr-defined]
 
 
 # --- on Spark ---------------------------------------------------------------------------------------------------------

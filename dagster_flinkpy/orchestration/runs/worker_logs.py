@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
+from dagster_flinkpy.spark.user_logs import LogEntry, print_line
+
 if TYPE_CHECKING:
     from dagster import DagsterLogManager
 
-    from dagster_flinkpy.spark.user_logs import LogEntry
 
 __all__ = ["to_run"]
 
@@ -29,6 +29,6 @@ def to_run(log: DagsterLogManager) -> Callable[[LogEntry], None]:
             with suppress(Exception):  # Dagster has said so on standard error
                 log.log(entry.level, str(entry))
         else:
-            print(entry.text, file=sys.stdout, flush=True)
+            print_line(entry.text)
 
     return take

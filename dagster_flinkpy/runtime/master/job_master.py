@@ -21,6 +21,7 @@ from dagster_flinkpy.runtime.master.job_state import JobState
 from dagster_flinkpy.runtime.master.mailbox import Done, Lane, Mailbox, Work
 from dagster_flinkpy.runtime.master.regions.region_runner import JobRunner
 from dagster_flinkpy.runtime.master.requests.request_desk import RequestDesk
+from dagster_flinkpy.spark.user_logs import print_line
 
 __all__ = ["JobMaster"]
 
@@ -292,7 +293,7 @@ class JobMaster:
     def _completion(self, handed_out: job_messages.HandOut) -> Completion:
         """Prints what has become visible with a checkpoint, and returns the rest of it."""
         for line in handed_out.printed:
-            print(line)
+            print_line(line)
         metadata = handed_out.metadata
         duration_ms = round((time.monotonic() - self._triggered.pop(metadata.checkpoint_id)) * 1000)
         epochs = self.state.epochs.count(handed_out.checkpoint_ids)
