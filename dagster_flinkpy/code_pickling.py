@@ -6,11 +6,13 @@ import hashlib
 import io
 import pickle
 import threading
+from abc import ABCMeta
 from collections import ChainMap
 from collections.abc import Callable
+from contextlib import suppress
 from functools import cache, partial
 from types import CodeType, FunctionType
-from typing import Any
+from typing import Any, cast
 from weakref import WeakKeyDictionary, WeakSet, WeakValueDictionary
 
 __all__ = ["FILL", "dumps", "dumps_with_classes", "loads_as_it_was", "loads_with_classes", "maker"]
@@ -28,10 +30,10 @@ _ids: WeakKeyDictionary[type, str] = WeakKeyDictionary()
 _classes: WeakValueDictionary[str, type] = WeakValueDictionary()
 """The same by id."""
 _unfilled: WeakSet[type] = WeakSet()
-"""Classes that were made here by :func:`loads_with_classes` and have no content yet."""
+"""Classes that were made here and have no content yet."""
 _beside_methods: WeakSet[FunctionType] = WeakSet()
 """Functions that were made with the variables of a module."""
-_making = threading.Lock()
+_making = threading.RLock()
 
 
 def dumps(value: Any) -> bytes:
@@ -84,14 +86,17 @@ class _Unpickler(pickle.Unpickler):
 
 
 def _made(make: Callable[..., type], *arguments: Any) -> type:
+    """Makes a class without content, unless it is here: what it refers to may have been first, and it may be listed."""
     from cloudpickle.cloudpickle import _DYNAMIC_CLASS_TRACKER_BY_ID
 
     with _making:
-        is_here = arguments[-2] in _DYNAMIC_CLASS_TRACKER_BY_ID
-        made = make(*arguments)
-        if not is_here:
+        made = _DYNAMIC_CLASS_TRACKER_BY_ID.get(arguments[-2])
+        if made is None:
+            made = make(*arguments)
+            if isinstance(made, ABCMeta):
+                made.__abstractmethods__ = frozenset()  # content may have an object of it, and comes later
             _unfilled.add(made)
-    return made
+    return cast("type", made)
 
 
 def _fill_if_new(fill: Callable[[type, Any], object], made: type, has: Any) -> None:
@@ -100,13 +105,13 @@ def _fill_if_new(fill: Callable[[type, Any], object], made: type, has: Any) -> N
         _unfilled.discard(made)
 
 
-def maker(values: Any) -> Callable[..., Callable[[], Any]]:
+def maker(values: Any, own: type) -> Callable[..., Callable[[], Any]]:
     """Returns what pickles one of these values, and returns what makes copies of it, with objects of their own.
 
-    Their classes are the same, and so is all that methods of these refer to: one that looks whether an attribute *is* a
-    constant of its module, or in a dictionary there that a function has filled, finds that one. If ``beside_methods``
-    is true, functions keep to the variables of a module that such methods have, and see what these set. Other functions
-    have the variables as they are now.
+    Their classes are the same, and so is all that methods of these refer to, but objects of ``own``: one that looks
+    whether an attribute *is* a constant of its module, or in a dictionary there that a function has filled, finds that
+    one. If ``beside_methods`` is true, functions keep to the variables of a module that such methods have, see what
+    these set, and know all that these variables refer to. Other functions have the variables as they are now.
     """
     classes: dict[type, None] = {}
 
@@ -117,13 +122,19 @@ def maker(values: Any) -> Callable[..., Callable[[], Any]]:
     _dumps(values, noted)
     methods = _pickler()(io.BytesIO(), _whole)
     methods.dump(list(classes))
-    shared = {key: each for key, (_, each) in methods.memo.copy().items()} if classes else {}
+    shared = _found_by(methods, own) if classes else {}
+    variables = {id(each.__globals__): each.__globals__ for each in shared.values() if type(each) is FunctionType}
 
     def pickled(value: Any, *, beside_methods: bool = False) -> Callable[[], Any]:
-        data, used = _dumps_beside(value, shared, {})
-        of_classes = [each for each in classes if beside_methods and id(each) in used]
-        if variables := {id(found): found for each in of_classes for found in _variables_of(each)}:
-            data, used = _dumps_beside(value, shared, variables)
+        data, used, read = _dumps_beside(value, shared, {})
+        kept = variables if beside_methods and any(id(each) in used for each in classes) else {}
+        if kept or read:
+            *_, read = _dumps_beside(value, shared, kept)
+            constants = _pickler()(io.BytesIO(), _whole)
+            for each in read:
+                with suppress(Exception):  # it stays where it is
+                    constants.dump(each)
+            data, used, _ = _dumps_beside(value, {**shared, **_found_by(constants, own)}, kept)
         return lambda: _Linked(data, used).load()
 
     return pickled
@@ -133,14 +144,22 @@ def _whole(each: type, reduced: _Reduced) -> _Reduced:
     return reduced
 
 
-def _dumps_beside(value: Any, shared: dict[int, Any], variables: dict[int, Any]) -> tuple[bytes, dict[int, Any]]:
+def _found_by(pickler: Any, own: type) -> dict[int, Any]:
+    """Returns what a pickler has found, by its ids."""
+    return {key: each for key, (_, each) in pickler.memo.copy().items() if not isinstance(each, own)}
+
+
+def _dumps_beside(
+    value: Any, shared: dict[int, Any], variables: dict[int, Any]
+) -> tuple[bytes, dict[int, Any], list[Any]]:
     """Pickles a value without what is shared, and its functions without these variables, all by their ids.
 
     Returns:
-        The pickle, and what of them it refers to.
+        The pickle, what of them it refers to, and the values of the variables that the functions read.
     """
     used: dict[int, Any] = {}
     kept = dict(variables)
+    read: list[Any] = []
 
     class Pickler(_pickler()):  # type: ignore[misc]
         def persistent_id(self, each: Any) -> int | None:
@@ -156,16 +175,12 @@ def _dumps_beside(value: Any, shared: dict[int, Any], variables: dict[int, Any])
             if id(each.__globals__) not in variables and each not in _beside_methods:
                 return reduced
             kept[id(each.__globals__)] = each.__globals__
+            read.extend(reduced[2][1]["__globals__"].values())
             return _with_variables(each.__globals__, reduced)
 
     buffer = io.BytesIO()
     Pickler(buffer, _whole).dump(value)
-    return buffer.getvalue(), used
-
-
-def _variables_of(each: type) -> list[dict[str, Any]]:
-    """Returns the variables that the methods of a class can set."""
-    return [member.__globals__ for member in vars(each).values() if type(member) is FunctionType]
+    return buffer.getvalue(), used, read
 
 
 def _with_variables(of_module: dict[str, Any], reduced: _Reduced) -> _Reduced:
@@ -252,12 +267,14 @@ def _code_in_file(filename: str, make: Callable[..., CodeType], arguments: tuple
 def _left_alone(each: type, reduced: _Reduced) -> _Reduced:
     _ids[each] = class_id = reduced[1][-2]
     _classes[class_id] = each
-    return *reduced[:-1], partial(_fill, reduced[-1])
+    make, *others, fill = reduced
+    return partial(_made, make), *others, partial(_fill, fill)
 
 
 def _fill(fill: Callable[[type, Any], object], made: type, has: Any) -> None:
     if made not in _ids:
         fill(made, has)
+        _unfilled.discard(made)
 
 
 def _as_it_is(known: _Known, each: type, reduced: _Reduced) -> _Reduced:

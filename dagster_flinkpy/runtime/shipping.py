@@ -10,6 +10,7 @@ from functools import partial
 from typing import Any
 
 from dagster_flinkpy import code_pickling
+from dagster_flinkpy.datastream.functions import Function
 from dagster_flinkpy.datastream.program.job_graph import JobGraph, StreamPartitioner
 from dagster_flinkpy.errors import ConfigurationError
 from dagster_flinkpy.runtime.epoch import EpochJob
@@ -55,7 +56,7 @@ def _separated(job: EpochJob) -> tuple[EpochJob, Callable[..., Callable[[], Any]
     vertices = [vertex.on_workers() for vertex in job.graph.vertices]
     job = replace(job, python=None, graph=replace(job.graph, vertices=tuple(vertices)))
     with user_modules_by_value(cloudpickle):
-        pickled = code_pickling.maker(job)
+        pickled = code_pickling.maker(job, Function)
     for i, vertex in enumerate(vertices):
         with suppress(Exception):  # as of an object that only workers can unpickle
             vertices[i] = replace(vertex, spec=pickled(vertex.spec, beside_methods=True)())
@@ -107,7 +108,7 @@ def load_for_each(first: EpochJob, data: bytes) -> Iterator[EpochJob]:
     yield first
     make: Callable[[], EpochJob] = partial(load_job, data)
     with suppress(Exception):  # something can be pickled in the driver only
-        make = code_pickling.maker(first)(first, beside_methods=True)
+        make = code_pickling.maker(first, Function)(first, beside_methods=True)
     while True:
         yield make()
 

@@ -7,10 +7,10 @@ from __future__ import annotations
 import subprocess
 import sys
 import threading
-from typing import Any
+from typing import Any, ClassVar
 
 from dagster_flinkpy.common import Types
-from dagster_flinkpy.datastream import StreamExecutionEnvironment
+from dagster_flinkpy.datastream import MapFunction, StreamExecutionEnvironment
 from dagster_flinkpy.datastream.program.given import Given
 
 PAIR = Types.TUPLE([Types.LONG(), Types.LONG()])
@@ -190,3 +190,20 @@ def test_what_cannot_be_unpickled_is_taken_as_it_is() -> None:
 def test_importing_streams_does_not_import_the_pickler() -> None:
     code = "import dagster_flinkpy.datastream, sys; sys.exit('cloudpickle' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0
+
+
+def test_a_function_that_its_class_lists_is_as_it_was_each_time() -> None:
+    class Times(MapFunction):
+        listed: ClassVar[list[Times]] = []
+
+        def __init__(self, factor: int) -> None:
+            self.factor = factor
+            self.listed.append(self)
+
+        def map(self, value: int) -> int:
+            return value * self.factor
+
+    times = Times(2)
+    given = Given(times)
+    times.factor = 3
+    assert given.as_given().map(7) == 14

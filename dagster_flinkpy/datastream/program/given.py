@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar
 
 from dagster_flinkpy import code_pickling
+from dagster_flinkpy.datastream.functions import Function
 
 __all__ = ["Given"]
 
@@ -34,7 +35,7 @@ class Given(Generic[T]):
         self._pickled = _pickled(self.value) if self.has_code else None
         if self._pickled is not None and self._pickled[1]:
             with suppress(Exception):
-                self._make = code_pickling.maker(self.value)(self.value)
+                self._make = code_pickling.maker(self.value, Function)(self.value)
 
     def as_given(self) -> T:
         """Returns the value as it was when the program was given it."""

@@ -68,6 +68,34 @@ def user_code(tmp_path: Path) -> Iterator[ModuleType]:
                 global model
                 model = "model"
                 return self.function(value)
+
+        class Loader:
+            @classmethod
+            def load(cls):
+                global model
+                model = "model"
+
+        class Kind:
+            kinds = {{}}
+
+            def __init_subclass__(cls):
+                Kind.kinds[cls.__name__] = cls
+
+        class Special(Kind):
+            pass
+
+        def load(value, default=NOTHING):
+            Loader.load()
+            return loaded(value) if default is NOTHING and Special is Kind.kinds["Special"] else value
+
+        class Listed(MapFunction):
+            all = []
+
+            def __init__(self):
+                self.all.append(self)
+
+            def map(self, value):
+                return value
     """
     (tmp_path / f"{NAME}.py").write_text(textwrap.dedent(code))
     with pytest.MonkeyPatch.context() as patch:
@@ -164,6 +192,27 @@ def test_functions_see_the_variables_that_methods_of_their_operator_set(user_cod
     assert [each.map(7) for each in functions] == ["model of 7"] * 2
     assert functions[0].function is not functions[1].function
     assert vars(user_code)["__builtins__"] is builtins
+
+
+def test_functions_see_what_a_class_method_sets_and_know_the_constants_and_classes_of_its_module(
+    user_code: ModuleType, tmp_path: Path
+) -> None:
+    """The default of an argument was another object than the constant, and a class that its base listed another one."""
+    assert called_elsewhere(dumped(user_code.load, tmp_path)) == "model of 14"
+    env = environment()
+    env.from_collection([1], Types.LONG()).uid("numbers").map(user_code.load).uid("it")
+    with copies(make_job(env.get_job_graph(), tmp_path)) as copy:
+        assert copy().graph.vertex("it").spec.function(7) == "model of 7"
+
+
+def test_operators_share_no_function_object_that_their_class_lists(user_code: ModuleType, tmp_path: Path) -> None:
+    env, function = environment(), user_code.Listed()
+    env.from_collection([1], Types.LONG()).uid("numbers").map(function).uid("one").map(function).uid("other")
+    with copies(make_job(env.get_job_graph(), tmp_path)) as copy:
+        functions = [
+            graph.vertex(uid).spec.function for graph in (copy().graph, copy().graph) for uid in ("one", "other")
+        ]
+    assert len({id(each) for each in [*functions, function]}) == 5
 
 
 def test_a_function_that_sets_a_variable_sets_it_for_its_operator_only(user_code: ModuleType, tmp_path: Path) -> None:
