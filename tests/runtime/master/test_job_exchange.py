@@ -81,6 +81,17 @@ def test_auto_runs_spark_jobs_if_there_are_too_few_slots(
     assert said == f"job 'job': each epoch is a Spark job (execution.exchange: spark), because {why}"
 
 
+@pytest.mark.spark
+@pytest.mark.parametrize("most", [None, 4])
+def test_auto_lets_tasks_live_if_spark_adds_executors(
+    most: int | None, tmp_path: Path, spark_settings: SparkSettings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With dynamic allocation, a job that is the first one finds hardly any."""
+    for name, told in (("slots_of_local_master", None), ("ask_for_slots", TaskSlots({"1": 1}, most, 1))):
+        monkeypatch.setattr(f"dagster_flinkpy.runtime.master.slots.job_slots.{name}", lambda *_, told=told: told)
+    assert "tasks live in slots" in said_by(tmp_path, spark_settings)
+
+
 @pytest.mark.short("told by others")
 @since("4.0", "server that runs share")
 @pytest.mark.spark

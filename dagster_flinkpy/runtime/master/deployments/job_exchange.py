@@ -194,8 +194,8 @@ class JobExchange:
         """Asks for the slots of all regions, and deploys the tasks of one, unless it returns why not."""
         auto = self._mode is ExchangeMode.AUTO
         self._announce(slots.needed_to_live(self._per_process))
-        had, kept = slots.had, kept_slots(self._config.spark)
-        if auto and had is not None and kept is not None and kept >= had:
+        most, kept = slots.most, kept_slots(self._config.spark)
+        if auto and most is not None and kept is not None and kept >= most:
             return _TAKEN
         if self._pool is None:
             self._pool = self._create_pool()
@@ -244,8 +244,8 @@ class JobExchange:
         if self._config.failover.failover.retries_tasks:
             return "the failover strategy retries single tasks"
         needed = slots.needed_to_live(self._per_process)
-        if slots.had is not None and slots.had <= needed:
-            return f"live tasks need {needed} slots and leave one to others, and Spark has {slots.had}"
+        if slots.most is not None and slots.most <= needed:
+            return f"live tasks need {needed} slots and leave one to others, and Spark has {slots.most}"
         return None
 
     def _finds_a_slot(self, session: JobSession) -> bool:

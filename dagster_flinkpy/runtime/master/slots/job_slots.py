@@ -81,8 +81,8 @@ class JobSlots:
         self.copied = False
         """Whether Spark copies tasks because of their age."""
         self._said = ""
-        self._limit: int | None = None
-        """How many slots Spark can have."""
+        self.most: int | None = None
+        """How many slots Spark can have; None as long as it was not asked, or if there is no limit."""
         self._cores: int | None = None
         """The cores of a slot."""
 
@@ -105,9 +105,9 @@ class JobSlots:
         """
         needed, largest = self.needed_to_live(), max(vertex.parallelism for vertex in self._graph.vertices)
         shared = max(1, needed // available_cores()) if self._settings.on_this_machine else 1
-        if self._limit is None:
+        if self.most is None:
             return shared
-        room = self._limit - spare
+        room = self.most - spare
         fitting = (n for n in range(shared, largest + 1) if self.needed_to_live(n) <= room)
         return next(fitting, shared)
 
@@ -134,7 +134,7 @@ class JobSlots:
         Raises:
             NoResourceAvailableError: No executor has as many cores as a slot-sharing group asks for.
         """
-        self.had, self._limit, self._cores = slots.number, slots.limit, slots.cores
+        self.had, self.most, self._cores = slots.number, slots.limit, slots.cores
         largest = max(slots.executors.values())
         wide = sorted({h.slot_sharing_group for _, h in _with_heads(self._graph) if _width(h, slots.cores) > largest})
         if wide:
