@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import io
+import os
+import sys
 from typing import Any
 
 import click
@@ -42,6 +45,11 @@ def main() -> None:
 
     DIR and PATH are local paths or s3://bucket/prefix.
     """
+    if sys.stdout is None:  # closed by the shell, as with `>&-`
+        sys.stdout = open(os.devnull, "w")  # noqa: SIM115
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")  # a terminal may not know bars or names
 
 
 for _command in (show_job, list_jobs, job_history, job_ui, fork, forks, dispose, upgrade, switch, rollback):

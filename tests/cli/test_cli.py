@@ -3,6 +3,9 @@ from __future__ import annotations
 import errno
 import json
 import os
+import shlex
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -212,6 +215,17 @@ def test_who_has_read_enough_sees_no_error(job: Path, monkeypatch: pytest.Monkey
     monkeypatch.setattr("dagster_flinkpy.cli.checkpoints.json.dumps", closed)
     result = run("checkpoints", "list", job, "--json")
     assert (result.output, type(result.exception)) == ("", SystemExit)
+
+
+@pytest.mark.parametrize(("to", "shown"), [("", b"????????"), (">&-", b"")], ids=["a terminal of ASCII", "closed"])
+def test_any_output_will_do(to: str, shown: bytes, savepoint: Path) -> None:
+    """Also one that has no bars, or none at all."""
+    code = "from dagster_flinkpy.cli import main; main()"
+    command = f"{shlex.quote(sys.executable)} -c '{code}' savepoint describe {shlex.quote(str(savepoint))} --uid count {to}"
+    environment = {**os.environ, "PYTHONIOENCODING": "ascii"}
+    done = subprocess.run(command, shell=True, env=environment, capture_output=True, check=False)
+    assert (done.returncode, done.stderr) == (0, b"")
+    assert shown in done.stdout
 
 
 def test_an_idle_subtask_does_not_hide_the_watermark(job: Path) -> None:
