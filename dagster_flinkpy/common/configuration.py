@@ -9,7 +9,7 @@ from datetime import timedelta
 from dagster_flinkpy.common.arguments import check_argument
 from dagster_flinkpy.errors import ConfigurationError
 
-__all__ = ["Configuration", "parse_duration", "parse_memory_size"]
+__all__ = ["Configuration", "parse_duration", "parse_map", "parse_memory_size"]
 
 _UNITS = {
     **dict.fromkeys(["", "ms", "milli", "millis", "millisecond", "milliseconds"], 0.001),
@@ -19,6 +19,7 @@ _UNITS = {
     **dict.fromkeys(["d", "day", "days"], 86400),
 }
 _DURATION = re.compile(r"\s*(\d+)\s*([a-z]*)\s*")
+_ENTRY = re.compile(r"""\s*([^:,'"]+?)\s*:\s*('(?:[^']|'')*'|"(?:[^"]|"")*"|[^,'"]*?)\s*(?:,|$)""")
 _MEMORY_UNITS = (
     ("", "b", "bytes"),
     ("k", "kb", "kibibytes"),
@@ -176,3 +177,26 @@ def parse_memory_size(text: str, option: str | None = None) -> int:
             return int(found[1]) << 10 * power
     what = "" if option is None else f"option {option!r}: "
     raise ConfigurationError(f"{what}{text!r} is not an amount of memory; write it like '512 mb' or '2 gb'")
+
+
+def parse_map(text: str, option: str) -> dict[str, str]:
+    """Parses what Flink's options have as a map: ``key1:value1,key2:'a value, in quotes'``.
+
+    Args:
+        text: The map. A quote within quotes is doubled.
+        option: The option that has it, for the message.
+
+    Raises:
+        ConfigurationError: It is no such map.
+    """
+    found, at = dict[str, str](), 0
+    while at < len(text):
+        entry = _ENTRY.match(text, at)
+        if entry is None:
+            raise ConfigurationError(
+                f"option {option!r} is no map: {text!r}; write it like \"key1:value1,key2:'a, b'\""
+            )
+        value, at = entry[2], entry.end()
+        quote = value[:1]
+        found[entry[1]] = value[1:-1].replace(2 * quote, quote) if quote in ("'", '"') else value
+    return found

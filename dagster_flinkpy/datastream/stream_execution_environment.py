@@ -110,10 +110,11 @@ class StreamExecutionEnvironment:
         return -1 if self._program.max_parallelism is None else self._program.max_parallelism
 
     def configure(self, configuration: Configuration) -> None:
-        """Applies options; one that is not known has no effect, and a `NoEffectWarning` names the nearest known one.
+        """Applies options; one that is not known has no effect, and a `NoEffectWarning` names one like it.
 
         Known are ``parallelism.default``, ``pipeline.max-parallelism``, ``pipeline.strict``,
-        ``metrics.latency.interval``, ``metrics.reporters``, ``metrics.reporter.*``, ``execution.require-all-slots``,
+        ``pipeline.global-job-parameters``, ``metrics.latency.interval``, ``metrics.reporters``,
+        ``metrics.reporter.*``, ``execution.require-all-slots``,
         ``execution.runtime-mode``, ``state.backend.type`` (``columnar`` by default, or ``hashmap``),
         ``table.exec.mini-batch.enabled`` (a running ``sum``, ``min``, ``max``, ``count`` or ``mean`` of numbers gives
         one result per key and epoch, without event time, instead of one per record),
@@ -121,7 +122,8 @@ class StreamExecutionEnvironment:
         ``interval``, ``dir``, ``mode``, ``timeout``, ``min-pause``, ``max-concurrent-checkpoints``,
         ``tolerable-failed-checkpoints``, ``unaligned.enabled``, ``aligned-checkpoint-timeout`` and
         ``externalized-checkpoint-retention``; and for ``env.execute()`` only
-        ``execution.local`` (tasks run in this process, without Spark), ``execution.state-recovery.path``,
+        ``pipeline.name``, ``execution.local`` (tasks run in this process, without Spark),
+        ``execution.state-recovery.path``,
         ``execution.state-recovery.claim-mode`` and ``execution.state-recovery.ignore-unclaimed-state`` (``true``, or
         the uids whose state may be left behind, with ``;`` between them).
 
@@ -305,6 +307,7 @@ class StreamExecutionEnvironment:
         program, resource = self._program, "in Dagster, the CheckpointStorageResource sets it"
         for setting, is_set, because in (
             ("execution.checkpointing.dir", program.checkpoint_config.storage_dir is not None, resource),
+            ("pipeline.name", program.job_name is not None, "the name that is given to flink_job() counts"),
             ("execution.local", program.local, "in Dagster, the SparkResource says where tasks run"),
             ("execution.state-recovery.path", program.savepoint_path is not None, "run the job {job}_restore"),
             (
@@ -441,7 +444,7 @@ class StreamExecutionEnvironment:
         As in Flink, the environment is empty afterwards. Later declarations form a new program.
 
         Args:
-            job_name: The name of the job. Default: ``flink-job``.
+            job_name: The name of the job. Default: that of the option ``pipeline.name``, or ``flink-job``.
 
         Raises:
             JobGraphError: The uids, parallelisms or edges are wrong, or checkpoints are kept and stateful operators

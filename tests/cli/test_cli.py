@@ -221,9 +221,11 @@ def test_who_has_read_enough_sees_no_error(job: Path, monkeypatch: pytest.Monkey
 def test_any_output_will_do(to: str, shown: bytes, savepoint: Path) -> None:
     """Also one that has no bars, or none at all."""
     code = "from dagster_flinkpy.cli import main; main()"
-    command = f"{shlex.quote(sys.executable)} -c '{code}' savepoint describe {shlex.quote(str(savepoint))} --uid count {to}"
+    command = (
+        f"{shlex.quote(sys.executable)} -c '{code}' savepoint describe {shlex.quote(str(savepoint))} --uid count {to}"
+    )
     environment = {**os.environ, "PYTHONIOENCODING": "ascii"}
-    done = subprocess.run(command, shell=True, env=environment, capture_output=True, check=False)
+    done = subprocess.run(["sh", "-c", command], env=environment, capture_output=True, check=False)
     assert (done.returncode, done.stderr) == (0, b"")
     assert shown in done.stdout
 

@@ -220,6 +220,12 @@ def test_the_page_for_users_of_pyflink_has_it(setting: str) -> None:
 VALUES: dict[str, tuple[str, Callable[[StreamExecutionEnvironment], object], object]] = {
     "parallelism.default": ("3", lambda e: e.get_parallelism(), 3),
     "pipeline.max-parallelism": ("64", lambda e: e.get_max_parallelism(), 64),
+    "pipeline.name": ("orders", lambda e: e._program.settings(None).job_name, "orders"),
+    "pipeline.global-job-parameters": (
+        'city: Rome , say:\'it\'\'s a, b:c\',none:,quoted:"a ""b"""',
+        lambda e: e.get_config().get_global_job_parameters(),
+        {"city": "Rome", "say": "it's a, b:c", "none": "", "quoted": 'a "b"'},
+    ),
     "pipeline.strict": ("true", lambda e: e.get_config().is_strict(), True),
     "metrics.latency.interval": ("2 s", lambda e: e.get_config().get_latency_tracking_interval(), 2000),
     "execution.require-all-slots": ("true", lambda e: e.get_config().is_require_all_slots(), True),
@@ -305,8 +311,19 @@ def test_options_act(name: str) -> None:
 
 UNKNOWN = {
     "execution.checkpointing.intervall": "did you mean 'execution.checkpointing.interval'",
-    "taskmanager.memory.process.size": "this library does not have it",
+    "taskmanager.memory.process.size": "this library does not have it$",
+    "pipeline.auto-generate-uids": "this library does not have it$",
 }
+
+
+@pytest.mark.parametrize("text", ["a", "a:1,b", "a:'1", "a:'1'2", ":1", "a:1,,b:2"])
+def test_what_is_no_map_is_refused(text: str) -> None:
+    with pytest.raises(ConfigurationError, match=r"'pipeline\.global-job-parameters' is no map: .*; write it like"):
+        configured(**{"pipeline.global-job-parameters": text})
+
+
+def test_the_name_that_is_given_comes_first() -> None:
+    assert configured(**{"pipeline.name": "orders"})._program.settings("other").job_name == "other"
 
 
 @pytest.mark.parametrize(("name", "because"), UNKNOWN.items(), ids=UNKNOWN)
@@ -370,6 +387,7 @@ def test_batch_mode() -> None:
 
 def test_what_only_a_script_follows_warns_in_dagster() -> None:
     options = {
+        "pipeline.name": "orders",
         "execution.checkpointing.dir": "/c",
         "execution.local": "true",
         "execution.state-recovery.path": "/s",

@@ -96,6 +96,7 @@ class StreamProgram(Generic[S]):
         self.max_parallelism: int | None = None
         self.config = ExecutionConfig()
         self.checkpoint_config = CheckpointConfig()
+        self.job_name: str | None = None
         self.savepoint_path: str | None = None
         self.allow_non_restored_state: NonRestoredState = False
         self.local = False
@@ -268,7 +269,7 @@ class StreamProgram(Generic[S]):
         """
         check_argument("the name of a job", job_name, (str, type(None)), "text")
         return ExecutionSettings(
-            job_name or "flink-job",
+            job_name or self.job_name or "flink-job",
             self.checkpoint_config.storage_dir,
             savepoint_path=self.savepoint_path,
             allow_non_restored_state=self.allow_non_restored_state,

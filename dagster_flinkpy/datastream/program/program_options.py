@@ -9,7 +9,7 @@ from difflib import get_close_matches
 from enum import Enum
 from typing import Any, TypeVar
 
-from dagster_flinkpy.common.configuration import Configuration, parse_duration, parse_memory_size
+from dagster_flinkpy.common.configuration import Configuration, parse_duration, parse_map, parse_memory_size
 from dagster_flinkpy.common.exchange_options import ExchangeMode
 from dagster_flinkpy.common.metric_options import is_reporter_option, metric_reporters_of
 from dagster_flinkpy.common.no_effect import no_effect
@@ -52,7 +52,7 @@ def apply_options(program: StreamProgram[Any], configuration: Configuration) -> 
         elif name in _REMOVED:
             raise ConfigurationError(f"option {name!r} was removed: {_REMOVED[name]}")
         else:
-            near = get_close_matches(name, [*OPTIONS, *FAILOVER_OPTIONS], n=1)
+            near = get_close_matches(name, [*OPTIONS, *FAILOVER_OPTIONS], n=1, cutoff=0.9)
             because = "this library does not have it" + (f"; did you mean {near[0]!r}?" if near else "")
             no_effect(f"option {name!r}", because, stacklevel=4)
 
@@ -67,6 +67,10 @@ def _max_parallelism(program: StreamProgram[Any], configuration: Configuration, 
     max_parallelism = configuration.get_integer(name, 1)
     check_whole_number("max_parallelism", max_parallelism)
     program.max_parallelism = max_parallelism
+
+
+def _name(program: StreamProgram[Any], configuration: Configuration, name: str) -> None:
+    program.job_name = configuration.get_string(name, "")
 
 
 def _runtime_mode(program: StreamProgram[Any], configuration: Configuration, name: str) -> None:
@@ -137,6 +141,10 @@ _CHECKPOINTING = "execution.checkpointing."
 OPTIONS: Mapping[str, Option] = {
     "parallelism.default": _parallelism,
     "pipeline.max-parallelism": _max_parallelism,
+    "pipeline.name": _name,
+    "pipeline.global-job-parameters": lambda p, c, k: p.config.set_global_job_parameters(
+        parse_map(c.get_string(k, ""), k)
+    ),
     "pipeline.strict": lambda p, c, k: p.config.set_strict(c.get_boolean(k, False)),
     "metrics.latency.interval": lambda p, c, k: p.config.set_latency_tracking_interval(
         round(_duration(c, k) / timedelta(milliseconds=1))
