@@ -1,14 +1,20 @@
-"""The cores that a process may use, as Java counts them: its affinity and the quota of its container."""
+"""The cores that a process may use, as Java counts them: its affinity and the quota of its container; and its slots."""
 
 from __future__ import annotations
 
 import math
 import os
+import re
 from pathlib import Path
 
-__all__ = ["available_cores"]
+__all__ = ["available_cores", "local_master"]
 
 _CGROUPS = Path("/sys/fs/cgroup")
+_LOCAL_MASTER = re.compile(r"local(?:\[(\*|\d+)(?:,(\d+))?\])?")
+_SLOTS_PER_CORE = 4
+"""Spark does not interrupt a task. With a slot per core, a run with a long task on each would make all others wait."""
+_TASK_TRIES = 4
+"""Spark's default of ``spark.task.maxFailures``, which has no effect on a local master."""
 
 
 def available_cores(cgroups: Path = _CGROUPS) -> int:
@@ -21,6 +27,22 @@ def available_cores(cgroups: Path = _CGROUPS) -> int:
     cores = len(os.sched_getaffinity(0)) if has_affinity else os.cpu_count() or 1
     quota = _quota(cgroups)
     return cores if quota is None else max(1, min(cores, math.ceil(quota)))
+
+
+def local_master(master: str, *, shared: bool) -> str:
+    """Returns a master with which a local Spark runs a failed task again, as a cluster does. By default it gives up.
+
+    Args:
+        master: The master of the settings.
+        shared: Whether runs share the Spark. Then there are more slots than cores, unless the master says how many.
+    """
+    found = _LOCAL_MASTER.fullmatch(master)
+    if found is None:
+        return master
+    slots = found[1] or "1"
+    if shared and slots == "*":
+        slots = str(available_cores() * _SLOTS_PER_CORE)
+    return f"local[{slots},{found[2] or _TASK_TRIES}]"
 
 
 def _quota(cgroups: Path) -> float | None:

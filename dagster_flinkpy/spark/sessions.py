@@ -14,7 +14,6 @@ import importlib.util
 import json
 import logging
 import os
-import re
 import secrets
 import select
 import shutil
@@ -36,7 +35,7 @@ from urllib.parse import urlsplit
 
 from dagster_flinkpy.errors import ConfigurationError, SparkRefusedError, SparkUnavailableError
 from dagster_flinkpy.spark.class_archive import ClassArchive
-from dagster_flinkpy.spark.cores import available_cores
+from dagster_flinkpy.spark.cores import available_cores, local_master
 from dagster_flinkpy.spark.current_jobs import CurrentJobs
 from dagster_flinkpy.spark.fair_pool import fair_pool_conf
 from dagster_flinkpy.spark.java import find_java_home
@@ -74,6 +73,7 @@ _START_TIMEOUT_SECONDS = 300  # on a machine with much else to do
 _CONNECT_TIMEOUT_SECONDS = 30
 _STOP_TIMEOUT_SECONDS = 10
 _LOOK_SECONDS = 0.1
+_LOG_SECONDS = 1.0  # until what the server could not do is in its log: it answers first
 
 _SESSION_CONF = {
     # Our shuffle decides which task gets a row, and how many tasks there are.
@@ -120,12 +120,6 @@ _launched: dict[Path, tuple[subprocess.Popen[bytes], ServerLog]] = {}  # by stat
 _open_sessions: weakref.WeakSet[SparkSession] = weakref.WeakSet()
 _server_logs: weakref.WeakKeyDictionary[SparkSession, ServerLog] = weakref.WeakKeyDictionary()
 
-
-_LOCAL_MASTER = re.compile(r"local(?:\[(\*|\d+)(?:,(\d+))?\])?")
-_SLOTS_PER_CORE = 4
-"""Spark does not interrupt a task. With a slot per core, a run with a long task on each would make all others wait."""
-_TASK_TRIES = 4
-"""Spark's default of ``spark.task.maxFailures``, which has no effect on a local master."""
 
 SparkMode = Literal["local", "remote", "classic"]
 """Where Spark runs; see `SparkSettings.mode`."""
@@ -223,7 +217,8 @@ def get_session(settings: SparkSettings | None = None, *, own: bool = False) -> 
     importlib.import_module("pyspark.sql.connect.client")  # takes a second, in which Java starts
     state = _local_server(settings, _state_file(settings))
     log = ServerLog.from_now_on(Path(state.log))
-    session = _connect(f"sc://localhost:{state.port}", token=state.token, shared=not own, advice=f"see {log.path}")
+    url, advice = f"sc://localhost:{state.port}", f"see {log.path}"
+    session = _connect(url, token=state.token, shared=not own, advice=advice, log=log)
     set_retries(session, _LOCAL_RETRIES)
     _server_logs[session] = log
     return session
@@ -346,25 +341,9 @@ def stop_server(settings: SparkSettings | None = None) -> None:
 # --- the local server -------------------------------------------------------------------------------------------------
 
 
-def _local_master(master: str, *, shared: bool) -> str:
-    """Lets a local Spark run a failed task again, as a cluster does. By default it gives up at the first failure.
-
-    Args:
-        master: The master of the settings.
-        shared: Whether runs share the Spark. Then there are more slots than cores, unless the master says how many.
-    """
-    found = _LOCAL_MASTER.fullmatch(master)
-    if found is None:
-        return master
-    slots = found[1] or "1"
-    if shared and slots == "*":
-        slots = str(available_cores() * _SLOTS_PER_CORE)
-    return f"local[{slots},{found[2] or _TASK_TRIES}]"
-
-
 def _server_conf(settings: SparkSettings) -> dict[str, str]:
     return {
-        "spark.master": _local_master(settings.master, shared=True),
+        "spark.master": local_master(settings.master, shared=True),
         **_SESSION_CONF,
         **_DRIVER_CONF,
         **_LOCAL_CONF,
@@ -483,7 +462,13 @@ def _await_launched(supervisor: subprocess.Popen[bytes], log: ServerLog, state_f
 
 
 def _connect(
-    url: str, *, advice: str, token: str | None = None, shared: bool = False, conf: Mapping[str, str] | None = None
+    url: str,
+    *,
+    advice: str,
+    token: str | None = None,
+    shared: bool = False,
+    conf: Mapping[str, str] | None = None,
+    log: ServerLog | None = None,
 ) -> SparkSession:
     """Returns a session on a Spark Connect server, after checking that the server answers.
 
@@ -493,10 +478,10 @@ def _connect(
         token: Token of the local server. Default: it is another one.
         shared: Whether it is the session that all clients of the local server share. Default: a new session.
         conf: Configuration to set in the session.
+        log: Log of the local server. Default: it is another one.
     """
     import grpc
-    from pyspark.errors import PySparkException, PySparkValueError
-    from pyspark.errors.exceptions.connect import SparkConnectGrpcException
+    from pyspark.errors import PySparkValueError
     from pyspark.sql import SparkSession as AnySession
     from pyspark.sql.connect.session import SparkSession as ConnectSession
 
@@ -534,16 +519,28 @@ def _connect(
     session = cast("SparkSession", ConnectSession.builder.channelBuilder(builder).create())
     session.release_session_on_close = not shared
     _open_sessions.add(session)
+    _configure(session, f"sc://{builder.endpoint}", conf or {}, log)
+    return session
+
+
+def _configure(session: SparkSession, server: str, conf: Mapping[str, str], log: ServerLog | None) -> None:
+    """Sets the configuration of a new session, after checking that the server can open one."""
+    from pyspark.errors import PySparkException
+    from pyspark.errors.exceptions.connect import SparkConnectGrpcException
+
     try:
-        for key, value in (conf or {}).items():
+        for key, value in conf.items():
             session.conf.set(key, value)
+        session.conf.get("spark.master", None)  # with a wrong setting, a server would answer to no query at all
     except PySparkException as error:
         session.stop()
         reason = str(error).strip().partition("\n")[0]
+        if log is not None:
+            time.sleep(_LOG_SECONDS)
+            reason = f"a setting, it seems. {log.quote()}"
         busy = isinstance(error, SparkConnectGrpcException) and grpc_status(error) in _BUSY
         kind = SparkUnavailableError if busy else SparkRefusedError
-        raise kind(f"The Spark Connect server at sc://{builder.endpoint} refused: {reason}") from None
-    return session
+        raise kind(f"The Spark Connect server at {server} refused: {reason}") from None
 
 
 @atexit.register
@@ -589,7 +586,7 @@ def _classic_session(settings: SparkSettings) -> SparkSession:
     if settings.master.startswith("local"):
         conf = {**_LOCAL_CONF, **_own_warehouse(Path(spark_home)), **conf}
         os.environ["PYSPARK_PYTHON"] = os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
-    builder = SparkSession.builder.master(_local_master(settings.master, shared=settings.mode == "local"))
+    builder = SparkSession.builder.master(local_master(settings.master, shared=settings.mode == "local"))
     with tempfile.TemporaryDirectory(prefix="flinkpy-spark-") as folder:
         for key, value in {**fair_pool_conf(Path(folder)), **conf}.items():
             builder = builder.config(key, value)

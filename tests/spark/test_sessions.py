@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from dagster_flinkpy.errors import ConfigurationError, SparkRefusedError, SparkUnavailableError
-from dagster_flinkpy.spark import sessions
 from dagster_flinkpy.spark.sessions import SparkSettings, _state_file, get_session, lost_server, open_session
 from tests.systems.test_shared_server import END_TIMEOUT, client
 
@@ -114,25 +113,6 @@ def test_without_the_token_the_server_refuses(spark_settings: SparkSettings, spa
 def test_a_process_has_one_kind_of_session(spark: SparkSession) -> None:
     with pytest.raises(SparkRefusedError, match="already has a Spark Connect session"):
         get_session(SparkSettings(mode="classic"))
-
-
-@pytest.mark.parametrize(
-    ("master", "on_server", "in_process"),
-    [
-        ("local", "local[1,4]", "local[1,4]"),
-        ("local[3]", "local[3,4]", "local[3,4]"),
-        ("local[3,1]", "local[3,1]", "local[3,1]"),
-        ("local[*]", "local[8,4]", "local[*,4]"),
-        ("local[*,1]", "local[8,1]", "local[*,1]"),
-        ("local[many]", "local[many]", "local[many]"),
-    ],
-)
-def test_a_shared_server_has_more_slots_than_cores_unless_the_master_says_how_many(
-    master: str, on_server: str, in_process: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(sessions, "available_cores", lambda: 2)
-    assert sessions._local_master(master, shared=True) == on_server
-    assert sessions._local_master(master, shared=False) == in_process
 
 
 @pytest.mark.parametrize(

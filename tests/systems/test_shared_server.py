@@ -15,7 +15,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from dagster_flinkpy.errors import JavaNotFoundError, SparkUnavailableError
+from dagster_flinkpy.errors import JavaNotFoundError, SparkRefusedError, SparkUnavailableError
 from dagster_flinkpy.runtime.master.job_session import JobSession, SharedSession
 from dagster_flinkpy.spark.processes import OWNER_PID_VARIABLE, ProcessId
 from dagster_flinkpy.spark.server_state import RUNTIME_DIR_VARIABLE, ServerState, StateFile
@@ -48,7 +48,7 @@ if sys.argv[1] == "pool":
 if sys.argv[1] == "stop":
     session.stop()
 """
-SMALL = {
+SMALL: dict[str, Any] = {
     "master": "local[1]",
     "conf": {"spark.driver.memory": "512m"},
 }
@@ -187,6 +187,15 @@ def test_a_server_that_does_not_start_quotes_its_log(own_runtime_dir: Path) -> N
     (log,) = own_runtime_dir.glob("spark-*.log")
     assert f"The end of Spark's log {log}:" in str(raised.value)
     assert "local[many]" in str(raised.value).partition(".log:")[2]
+
+
+@pytest.mark.spark
+def test_a_setting_with_a_wrong_value_is_named(own_runtime_dir: Path) -> None:
+    """The server opens no session then, and the first query waited for ever."""
+    conf = {**SMALL["conf"], "spark.sql.ansi.enabled": "ture"}
+    with pytest.raises(SparkRefusedError, match="refused: a setting, it seems") as raised:
+        get_session(SparkSettings(master="local[1]", conf=conf))
+    assert "The value 'ture' in the config \"spark.sql.ansi.enabled\" is invalid" in str(raised.value)
 
 
 @pytest.mark.spark
