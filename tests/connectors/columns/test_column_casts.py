@@ -22,7 +22,7 @@ from dagster_flinkpy.common.typeinfo import TypeInformation
 from dagster_flinkpy.connectors import ParquetSource
 from dagster_flinkpy.connectors.columns.arrow_types import type_info_of
 from dagster_flinkpy.connectors.columns.column_casts import cast_column, check_cast, fit_column
-from dagster_flinkpy.errors import ConfigurationError, InputTypeError, ThrowableType, TypeMismatchError
+from dagster_flinkpy.errors import ConfigurationError, InputTypeError, SourceReadError, ThrowableType, TypeMismatchError
 from dagster_flinkpy.runtime.throwables import throwable_type
 
 DOCS = Path(__file__).parents[3] / "docs/api/column-types.md"
@@ -346,3 +346,39 @@ def test_timestamps_of_int96_far_away(tmp_path: Path) -> None:
     [[split]] = source.create_enumerator(None).plan_epoch(1)
     [(column, _)] = source.read(split)
     assert column.field("t").to_pylist() == moments
+
+
+@pytest.mark.parametrize("told", ["org.apache.spark.legacyDateTime", "org.apache.spark.legacyINT96", None])
+@pytest.mark.parametrize(
+    ("value", "first"),
+    [
+        (date(1582, 10, 14), date(1582, 10, 15)),
+        ([None, {"t": [("a", date(1, 1, 1))]}], None),
+        ({datetime(1899, 12, 31, 23, 59): 1}, datetime(1900, 1, 1)),
+        (None, date(2024, 2, 29)),
+    ],
+)
+def test_times_that_spark_has_counted_in_its_old_calendar_are_refused(
+    tmp_path: Path, told: str | None, value: Any, first: Any
+) -> None:
+    kind = pa.map_(pa.timestamp("us"), pa.int64()) if isinstance(value, dict) else None
+    if isinstance(value, list):
+        kind = pa.list_(pa.struct([("t", pa.map_(pa.string(), pa.date32()))]))
+    good = {first: 1} if isinstance(value, dict) else first
+    table = pa.table({"id": [1, 2], "t": pa.array([good, value], kind)}).replace_schema_metadata(told and {told: ""})
+    pq.write_table(table, tmp_path / "1.parquet")
+
+    def rows(*names: str) -> int:
+        types = [type_info_of(table.schema.field(name).type, name) for name in names]
+        source = ParquetSource(str(tmp_path), row_type=Types.ROW_NAMED([*names], types))
+        [[split]] = source.create_enumerator(None).plan_epoch(1)
+        return sum(len(column) for column, _ in source.read(split))
+
+    assert rows("id") == 2
+    if told and value is not None:
+        with pytest.raises(
+            SourceReadError, match=r"column 't' has times before 1\d+-\d\d-\d\d.* let Spark read the file"
+        ):
+            rows("t")
+    else:
+        assert rows("t") == 2
