@@ -8,10 +8,18 @@ from decimal import Decimal
 from json.encoder import encode_basestring
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from dagster_flinkpy.common.typeinfo import ListTypeInfo, MapTypeInfo, RowTypeInfo, TupleTypeInfo, TypeInformation
+from dagster_flinkpy.common.typeinfo import (
+    ListTypeInfo,
+    MapTypeInfo,
+    RowTypeInfo,
+    TupleTypeInfo,
+    TypeInformation,
+    Types,
+)
 from dagster_flinkpy.connectors.columns.column_types import columns_of
 from dagster_flinkpy.errors import TypeMismatchError
 
@@ -60,6 +68,8 @@ def _plain(type_info: TypeInformation, value: Any) -> Any:
         return {field: _plain(kind, value[field]) for field, kind in columns_of(type_info).items()}
     if isinstance(type_info, ListTypeInfo):
         return [_plain(type_info.elem_type, each) for each in value]
+    if type_info == Types.FLOAT():
+        return float(str(np.float32(value)))  # the shortest digits, as in Java
     if isinstance(value, (date, datetime, time)):
         return value.isoformat()
     return str(value) if isinstance(value, Decimal) else value

@@ -39,6 +39,8 @@ class FileWriter(CommittingSinkWriter):
         self._sink = sink
         self._type_info = type_info
         self._store = StorageLocation(sink.base_path).open()
+        self._mark = "".encode(sink.encoder.charset_name)
+        """The byte order mark with which this charset begins each text. A file has it once."""
         self._name = file_name(context)
         self._folder = partition_folder(context.partition)
         self._upload: StagedUpload | None = None
@@ -49,9 +51,12 @@ class FileWriter(CommittingSinkWriter):
     def write(self, column: pa.Array) -> None:
         encode, limit = self._sink.encoder.encode, self._sink.rolling_policy.part_size
         for record in self._type_info.from_arrow(column):
+            line = encode(self._type_info, record)
             if self._upload is None:
                 self._upload = self._begin()
-            self._upload.write(encode(self._type_info, record))
+            else:
+                line = line.removeprefix(self._mark)
+            self._upload.write(line)
             self._rows += 1
             if limit is not None and self._upload.tell() >= limit:
                 self._finish()

@@ -59,6 +59,8 @@ class FileLocation(Protocol):
 
 def _absolute(path: str) -> str:
     """Returns an absolute path, because workers have another working directory."""
+    if re.match(r"[A-Za-z][A-Za-z0-9+.-]+:/(?!/)", path):  # a folder `file:` here would get what is meant for elsewhere
+        raise ConfigurationError(f"{path!r} must be s3://bucket/prefix, file:///dir or a path")
     return path if "://" in path else os.path.abspath(path)
 
 

@@ -217,6 +217,14 @@ def test_encoders() -> None:
     assert nulls.to_pylist() == [None, b'{"n": 1, "s": "\\n", "x": null}']
 
 
+def test_a_float_has_the_digits_that_identify_it() -> None:
+    """It had those of the double that it is: 0.10000000149011612."""
+    row = Types.ROW_NAMED(["f", "l"], [Types.FLOAT(), Types.LIST(Types.FLOAT())])
+    assert (
+        JsonRowSerializationSchema(row).serialize(Row(0.1, [1.1, 1e20, None])) == b'{"f": 0.1, "l": [1.1, 1e+20, null]}'
+    )
+
+
 def test_what_json_does_not_have_is_refused_when_the_schema_is_built() -> None:
     binary: RowTypeInfo = Types.ROW_NAMED(["b"], [Types.PRIMITIVE_ARRAY(Types.BYTE())])
     for wrong in (binary, Types.LONG(), None):

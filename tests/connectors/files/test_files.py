@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from dataclasses import replace
 from datetime import datetime, timezone
 from pathlib import Path
 
@@ -224,6 +225,30 @@ def test_files_are_visible_after_the_commit_only_and_once(tmp_path: Path) -> Non
     assert [p.read_text() for p in visible(tmp_path)] == ["a\nü\n"]
     assert commit(committer, requests) == 1
     assert len(visible(tmp_path)) == 1
+
+
+@pytest.mark.parametrize("charset", ["UTF-16", "UTF-32", "UTF-16LE"])
+def test_each_file_has_one_byte_order_mark(tmp_path: Path, charset: str) -> None:
+    """Each record had one, which readers took for its first character."""
+    policy = RollingPolicy.default_rolling_policy(part_size=20)
+    sink = replace(sink_into(tmp_path, policy), encoder=Encoder.simple_string_encoder(charset))
+    writer = sink.create_writer(context(), Types.STRING())
+    lines = ["ä", "b", "\ufeffc", "d", "e", "f", "g", "h"]
+    writer.write(pa.array(lines))
+    requests = [CommitRequest(1, 0, c) for c in writer.prepare_commit()]
+    commit(sink.create_committer(CommitterInitContext("job", "sink", 1)), requests)
+    assert len(requests) > 1
+    source = FileSource.for_record_stream_format(StreamFormat.text_line_format(charset), str(tmp_path)).build()
+    assert read_epoch(source, source.create_enumerator(None)) == lines
+
+
+@pytest.mark.parametrize("path", ["file:/tmp/table", "s3:/bucket/table", "hdfs:/table"])
+def test_a_url_with_one_slash_is_no_relative_path(path: str) -> None:
+    """Files went into a folder of that name in the working directory."""
+    with pytest.raises(ConfigurationError, match=f"'{path}' must be s3://bucket/prefix, file:///dir or a path"):
+        FileSink.for_row_format(path, Encoder.simple_string_encoder())
+    with pytest.raises(ConfigurationError, match="file:///dir"):
+        FileSource.for_record_stream_format(FORMAT, path)
 
 
 @pytest.mark.parametrize("prefix", ["pre", "pre-v1.2"])
