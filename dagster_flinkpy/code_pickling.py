@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import builtins
 import hashlib
 import io
 import pickle
+import sys
 import threading
 from abc import ABCMeta
 from collections import ChainMap
 from collections.abc import Callable
 from contextlib import suppress
-from functools import cache, partial
-from types import CodeType, FunctionType
-from typing import Any, cast
+from functools import cache, cached_property, lru_cache, partial
+from types import CellType, CodeType, FunctionType, ModuleType, SimpleNamespace
+from typing import Any, TypedDict, cast, is_typeddict
 from weakref import WeakKeyDictionary, WeakSet, WeakValueDictionary
 
 __all__ = ["FILL", "dumps", "dumps_with_classes", "loads_as_it_was", "loads_with_classes", "maker"]
@@ -21,6 +23,7 @@ _Reduced = tuple[Any, ...]
 _Known = dict[type, tuple[str, list[type]]]
 """Digests of what classes have, and the other classes that they refer to."""
 
+_Cached = type(lru_cache(str))
 FILL = b"_class_setstate"
 """The name of what fills a class; a pickle of ``cloudpickle`` without it has no classes."""
 _MAKE = ("_make_skeleton_class", "_make_skeleton_enum")
@@ -33,6 +36,8 @@ _unfilled: WeakSet[type] = WeakSet()
 """Classes that were made here and have no content yet."""
 _beside_methods: WeakSet[FunctionType] = WeakSet()
 """Functions that were made with the variables of a module."""
+_shipped: WeakSet[ModuleType] = WeakSet()
+"""Modules that were pickled by value, where others of their names may be imported."""
 _making = threading.RLock()
 
 
@@ -123,15 +128,17 @@ def maker(values: Any, own: type) -> Callable[..., Callable[[], Any]]:
     methods = _pickler()(io.BytesIO(), _whole)
     methods.dump(list(classes))
     shared = _found_by(methods, own) if classes else {}
-    variables = {id(each.__globals__): each.__globals__ for each in shared.values() if type(each) is FunctionType}
+    functions = [each for each in shared.values() if type(each) is FunctionType and _is_by_value(each)]
+    variables = {id(each.__globals__): each.__globals__ for each in functions}
 
     def pickled(value: Any, *, beside_methods: bool = False) -> Callable[[], Any]:
         data, used, read = _dumps_beside(value, shared, {})
         kept = variables if beside_methods and any(id(each) in used for each in classes) else {}
-        if kept or read:
-            *_, read = _dumps_beside(value, shared, kept)
+        if kept:
+            data, used, read = _dumps_beside(value, shared, kept)
+        if unknown := [each for each in read if id(each) not in shared]:
             constants = _pickler()(io.BytesIO(), _whole)
-            for each in read:
+            for each in unknown:
                 with suppress(Exception):  # it stays where it is
                     constants.dump(each)
             data, used, _ = _dumps_beside(value, {**shared, **_found_by(constants, own)}, kept)
@@ -146,7 +153,8 @@ def _whole(each: type, reduced: _Reduced) -> _Reduced:
 
 def _found_by(pickler: Any, own: type) -> dict[int, Any]:
     """Returns what a pickler has found, by its ids."""
-    return {key: each for key, (_, each) in pickler.memo.copy().items() if not isinstance(each, own)}
+    kinds = own, CellType, _Module, _Variables
+    return {key: each for key, (_, each) in pickler.memo.copy().items() if not isinstance(each, kinds)}
 
 
 def _dumps_beside(
@@ -163,7 +171,10 @@ def _dumps_beside(
 
     class Pickler(_pickler()):  # type: ignore[misc]
         def persistent_id(self, each: Any) -> int | None:
-            if (key := id(each)) not in shared and key not in kept:
+            key = id(each)
+            if isinstance(each, ModuleType) and id(vars(each)) in kept:
+                read.extend(vars(each).values())
+            elif key not in shared and key not in kept:
                 return None
             used[key] = each
             return key
@@ -225,16 +236,44 @@ def _dumps(value: Any, reduce_class: Callable[[type, _Reduced], _Reduced]) -> by
     return buffer.getvalue()
 
 
+class _Module:
+    """A module that is pickled by value, before it has its variables: functions of it may go without these."""
+
+    def __init__(self, module: dict[str, Any]) -> None:
+        self._name = module.get("__name__", "")
+
+    def __reduce__(self) -> _Reduced:
+        return ModuleType, (self._name,)
+
+
+class _Variables:
+    """Those of such a module. Its functions see what others set in it, and others what they set."""
+
+    def __init__(self, module: dict[str, Any], first: dict[str, Any]) -> None:
+        self.module, self._first = _Module(module), first
+
+    def __reduce__(self) -> _Reduced:
+        return vars, (self.module,), None, None, iter(self._first.items())
+
+
 @cache
 def _pickler() -> Callable[..., Any]:
     import cloudpickle
+    from cloudpickle.cloudpickle import _make_empty_cell
 
     reduce_code = cloudpickle.Pickler.dispatch_table[CodeType]
+    reducers: dict[type, Callable[[Any], _Reduced]] = {
+        CodeType: lambda code: (_code_in_file, (code.co_filename, *reduce_code(code))),
+        CellType: lambda cell: (_make_empty_cell, ()),  # functions fill it
+        cached_property: lambda each: (
+            cached_property,
+            (each.func,),
+            {"attrname": each.attrname},
+        ),  # it may have a lock
+        WeakKeyDictionary: lambda each: (WeakKeyDictionary, (), None, None, iter(each.items())),  # of singledispatch()
+    }
 
-    def reduce_code_in_file(code: CodeType) -> _Reduced:
-        return _code_in_file, (code.co_filename, *reduce_code(code))
-
-    table = ChainMap({CodeType: reduce_code_in_file}, cloudpickle.Pickler.dispatch_table)
+    table = ChainMap(reducers, cloudpickle.Pickler.dispatch_table)
 
     class CodePickler(cloudpickle.Pickler):  # type: ignore[misc]
         dispatch_table = table
@@ -242,18 +281,72 @@ def _pickler() -> Callable[..., Any]:
         def __init__(self, file: io.BytesIO, reduce_class: Callable[[type, _Reduced], _Reduced]) -> None:
             super().__init__(file, protocol=5)
             self._reduce_class = reduce_class
+            self._variables: dict[int, _Variables] = {}
 
         def reducer_override(self, value: Any) -> Any:
+            if isinstance(value, ModuleType) and _is_by_value(value):
+                variables = {name: each for name, each in vars(value).items() if name != "__builtins__"}
+                return _itself, (self._variables_of(vars(value), {}).module,), variables, None, None, _set_variables
+            if type(value) is _Cached and _is_by_value(value):
+                return _cached, (value.__wrapped__, value.cache_parameters())
             reduced = super().reducer_override(value)
-            if not (isinstance(value, type) and isinstance(reduced, tuple) and len(reduced) == 6):
-                return reduced  # no class, or one that is pickled by reference
+            if not (isinstance(reduced, tuple) and len(reduced) == 6):
+                return reduced  # neither a class nor a function, or one that is pickled by reference
+            if type(value) is FunctionType:
+                return self._function(value, *reduced)
             has = reduced[2][0]
             has.pop("__slotnames__", None)  # pickle puts it there with the first object
             if has.get("__annotations__") == {}:  # whoever looks for them puts it there
                 del has["__annotations__"]
-            return self._reduce_class(value, reduced)
+            return self._reduce_class(value, _with_bases(value, *reduced))
+
+        def _function(self, value: FunctionType, make: Any, arguments: _Reduced, has: Any, *rest: Any) -> _Reduced:
+            """Lets functions share the variables of a module, and cells: ``cloudpickle`` copies what is in a cell."""
+            code, variables, *others, _ = arguments
+            has[1]["__closure__"] = value.__closure__ and tuple(map(_content, value.__closure__))
+            variables = self._variables_of(value.__globals__, variables)
+            return make, (code, variables, *others, value.__closure__), has, *rest
+
+        def _variables_of(self, module: dict[str, Any], first: dict[str, Any]) -> _Variables:
+            return self._variables.setdefault(id(module), _Variables(module, first))
 
     return CodePickler
+
+
+def _is_by_value(value: Any) -> bool:
+    from cloudpickle.cloudpickle import _is_registered_pickle_by_value, _lookup_module_and_qualname
+
+    if isinstance(value, ModuleType):
+        shipped = value in _shipped or value.__name__ not in sys.modules
+        return shipped or _is_registered_pickle_by_value(value)
+    found = _lookup_module_and_qualname(value)
+    return found is None or _is_registered_pickle_by_value(found[0])
+
+
+def _itself(module: ModuleType) -> ModuleType:
+    return module
+
+
+def _set_variables(module: ModuleType, variables: dict[str, Any]) -> None:
+    _shipped.add(module)
+    vars(module).update(variables, __builtins__=vars(builtins))
+
+
+def _cached(function: Callable[..., Any], parameters: dict[str, Any]) -> Any:
+    return lru_cache(**parameters)(function)
+
+
+def _content(cell: CellType) -> Any:
+    try:
+        return SimpleNamespace(cell_contents=cell.cell_contents)
+    except ValueError:  # it is empty
+        return cell
+
+
+def _with_bases(each: type, make: Any, arguments: _Reduced, *rest: Any) -> _Reduced:
+    if is_typeddict(each):  # it has no other bases than a dict, but cannot be made from that
+        arguments = (*arguments[:2], (TypedDict,), *arguments[3:])
+    return make, arguments, *rest
 
 
 def _code_in_file(filename: str, make: Callable[..., CodeType], arguments: tuple[Any, ...]) -> CodeType:

@@ -25,10 +25,8 @@ def dump_job(job: EpochJob) -> bytes:
     """Pickles a job, with user modules by value. Operators that were given the same function do not share it."""
     import cloudpickle
 
-    with _shippable(job.graph):
-        shipped, _ = _separated(job)
-        with user_modules_by_value(cloudpickle):
-            data = code_pickling.dumps(shipped)
+    with _shippable(job.graph), user_modules_by_value(cloudpickle):
+        data = code_pickling.dumps(_separated(job)[0])
     # The Python dependencies come first: they must be importable before the job is unpickled.
     return pickle.dumps((job.python, job.cache_dir, data), protocol=5)
 
@@ -51,12 +49,9 @@ def copies(job: EpochJob) -> Iterator[Callable[[], EpochJob]]:
 
 def _separated(job: EpochJob) -> tuple[EpochJob, Callable[..., Callable[[], Any]]]:
     """Returns a job without what only the driver needs, whose operators share no object, and what makes its copies."""
-    import cloudpickle
-
     vertices = [vertex.on_workers() for vertex in job.graph.vertices]
     job = replace(job, python=None, graph=replace(job.graph, vertices=tuple(vertices)))
-    with user_modules_by_value(cloudpickle):
-        pickled = code_pickling.maker(job, Function)
+    pickled = code_pickling.maker(job, Function)
     for i, vertex in enumerate(vertices):
         with suppress(Exception):  # as of an object that only workers can unpickle
             vertices[i] = replace(vertex, spec=pickled(vertex.spec, beside_methods=True)())

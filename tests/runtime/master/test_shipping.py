@@ -28,9 +28,23 @@ NAME, HELPER = "flinkpy_user_code", "flinkpy_user_helper"
 @pytest.fixture
 def user_code(tmp_path: Path) -> Iterator[ModuleType]:
     """Creates a module and another one that it uses. Both can be imported in this process only."""
-    (tmp_path / f"{HELPER}.py").write_text("FACTOR = 3\ndef times(value):\n    return FACTOR * value\n")
+    helper = f"""
+        FACTOR, calls = 3, 0
+
+        def times(value):
+            return FACTOR * value
+
+        def note():
+            global calls
+            calls += 1
+
+        import {NAME} as user_code
+    """
     code = f"""
+        import functools
         import json
+        from typing import TypedDict
+        import {HELPER} as helper
         from dagster_flinkpy.datastream import MapFunction
         from {HELPER} import times
 
@@ -96,7 +110,49 @@ def user_code(tmp_path: Path) -> Iterator[ModuleType]:
 
             def map(self, value):
                 return value
+
+        def made_counter():
+            count = 0
+
+            def add():
+                nonlocal count
+                count += 1
+
+            return add, lambda: count
+
+        @functools.lru_cache(maxsize=2)
+        def cached(value):
+            return cached(value - 1) + 1 if value else 0
+
+        @functools.singledispatch
+        def kind(value):
+            return "other"
+
+        @kind.register
+        def _(value: int):
+            return "int"
+
+        class Event(TypedDict):
+            number: int
+
+        class Lazy:
+            @functools.cached_property
+            def three(self):
+                return 3
+
+        class Several(MapFunction):
+            def __init__(self):
+                self.add, self.count = made_counter()
+
+            def map(self, value) -> Event:
+                self.add()
+                before = helper.calls
+                helper.note()
+                same = helper.user_code.cached is cached
+                event = Event(number=cached(value))
+                return self.count(), helper.calls - before, same, event, kind(1), kind(""), Lazy().three
     """
+    (tmp_path / f"{HELPER}.py").write_text(textwrap.dedent(helper))
     (tmp_path / f"{NAME}.py").write_text(textwrap.dedent(code))
     with pytest.MonkeyPatch.context() as patch:
         patch.syspath_prepend(str(tmp_path))
@@ -130,7 +186,7 @@ from dagster_flinkpy.datastream import MapFunction
 data = sys.stdin.buffer.read()
 jobs = load_for_each(load_job(data), data)
 functions = [next(jobs).graph.vertex("it").spec.function for _ in range(3)]
-[result] = {as_callable(each, MapFunction, "map")(14) for each in functions}
+[result] = {str(as_callable(each, MapFunction, "map")(14)) for each in functions}
 print(result)
 """
 
@@ -203,6 +259,18 @@ def test_functions_see_what_a_class_method_sets_and_know_the_constants_and_class
     env.from_collection([1], Types.LONG()).uid("numbers").map(user_code.load).uid("it")
     with copies(make_job(env.get_job_graph(), tmp_path)) as copy:
         assert copy().graph.vertex("it").spec.function(7) == "model of 7"
+
+
+def test_functions_share_cells_and_variables_of_modules_and_all_kinds_of_code_travel(
+    user_code: ModuleType, tmp_path: Path
+) -> None:
+    """What one function set in an enclosing one, or in a module, the other did not see there."""
+    expected = (1, 1, True, {"number": 14}, "int", "other", 3)
+    assert called_elsewhere(dumped(user_code.Several(), tmp_path)) == str(expected)
+    env = environment()
+    env.from_collection([1], Types.LONG()).uid("numbers").map(user_code.Several()).uid("it")
+    with copies(make_job(env.get_job_graph(), tmp_path)) as copy:
+        assert [copy().graph.vertex("it").spec.function.map(14) for _ in range(2)] == [expected] * 2
 
 
 def test_operators_share_no_function_object_that_their_class_lists(user_code: ModuleType, tmp_path: Path) -> None:
