@@ -125,8 +125,9 @@ def names_of_partition(partition: TimePartition, partition_format: str) -> tuple
             f"{partition_format=!r} formats start and end of partition {partition.key} as {since!r} and {before!r}; "
             f"{needed}"
         )
-    days, last = (timedelta(number) for number in range(1, 401)), before
-    later = sorted(each + day for day in days for each in (partition.start, partition.end))
+    days, width, last = timedelta(2), partition.end - partition.start, before
+    after = [number * width for number in range(1, days // width)] + [timedelta(number) for number in range(1, 401)]
+    later = sorted(each + time for time in after for each in (partition.start, partition.end))
     for when in (each for each in later if each >= partition.end):
         if (name := when.strftime(partition_format)) < last:
             raise ConfigurationError(

@@ -562,6 +562,7 @@ def test_a_partition_without_files_tells_if_the_format_fits_no_file(form: str, f
         ("%Y-%b-%d", 24, False),
         ("%Y-W%V", 24 * 7, False),  # the last week of a year may be the first one of the next
         ("%H", 1, False),
+        ("%Y-%m-%dT%-H", 1, False),  # the second hour has the files from the tenth to the nineteenth
     ],
 )
 def test_a_format_is_refused_by_which_a_partition_would_read_files_of_others(
