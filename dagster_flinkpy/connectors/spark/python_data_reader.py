@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from datetime import datetime, timezone
 from itertools import islice
@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import pyarrow as pa
 
 from dagster_flinkpy.common.time import Instant
-from dagster_flinkpy.common.typeinfo import RowTypeInfo, TypeInformation, Types
+from dagster_flinkpy.common.typeinfo import RowTypeInfo
 from dagster_flinkpy.connectors.columns.arrow_types import row_type_of
 from dagster_flinkpy.connectors.columns.loaded_rows import columns_of_rows
 from dagster_flinkpy.connectors.sources.split_enumerators import EndingEnumerator
@@ -24,7 +24,7 @@ from dagster_flinkpy.errors import ConfigurationError, InputChangedError, Source
 from dagster_flinkpy.spark.versions import arrow_schema
 
 if TYPE_CHECKING:
-    from pyspark.sql.types import StructType
+    from pyspark.sql.types import DataType, StructType
 
 __all__ = ["PartitionEnumerator", "read_partition", "type_of_schema"]
 
@@ -270,28 +270,39 @@ def read_partition(source: PythonDataSource, split: SourceSplit) -> Iterator[tup
 
 
 def _columns(source: PythonDataSource, rows: Iterator[Any]) -> Iterator[pa.Array]:
-    from pyspark.sql.types import TimestampType
-
     schema, row_type, where = _schema(source), source.produced_type, f"read() of data source {_name(source)}"
-    times = {field.name for field in schema if isinstance(field.dataType, TimestampType)}
+    times = {field.name: field.dataType for field in schema if "timestamp" in field.dataType.simpleString()}
     while batch := _call(source, "read()", lambda: list(islice(rows, _BATCH_RECORDS))):
         if isinstance(batch[0], pa.RecordBatch):
             for each in batch:
                 yield from columns_of_rows(each, row_type, where)
             continue
         columns = list[Sequence[Any]](zip(*_in_order(batch, schema.names, row_type.field_names, where), strict=True))
-        for place, name in enumerate(row_type.field_names):
-            if name in times:
-                columns[place] = [_instant(value, row_type.field_types[place]) for value in columns[place]]
+        for place, field in enumerate(row_type.arrow_type):
+            if field.name in times:
+                columns[place] = [_with_instants(value, times[field.name], field.type) for value in columns[place]]
         yield row_type.of_columns(columns)
 
 
-def _instant(value: Any, kind: TypeInformation) -> Any:
-    """Returns a value of Spark's type timestamp. As in Spark, a time without a zone is one of this machine."""
-    if not isinstance(value, datetime):
-        return value
-    aware = value.astimezone(timezone.utc)
-    return Instant.of_datetime(aware) if kind == Types.INSTANT() else aware.replace(tzinfo=None)
+def _with_instants(value: Any, kind: DataType, wanted: pa.DataType) -> Any:
+    """Converts times of Spark's type timestamp in a value. As in Spark, one without a zone is one of this machine."""
+    from pyspark.sql.types import ArrayType, MapType, StructType, TimestampType
+
+    if isinstance(kind, TimestampType) and isinstance(value, datetime):
+        aware = value.astimezone(timezone.utc)
+        return Instant.of_datetime(aware) if getattr(wanted, "tz", None) else aware.replace(tzinfo=None)
+    if isinstance(kind, ArrayType) and isinstance(value, Iterable) and pa.types.is_list(wanted):
+        return [_with_instants(each, kind.elementType, wanted.value_type) for each in value]
+    if isinstance(kind, MapType) and isinstance(value, Mapping) and pa.types.is_map(wanted):
+        parts = (kind.keyType, wanted.key_type), (kind.valueType, wanted.item_type)
+        return {_with_instants(k, *parts[0]): _with_instants(v, *parts[1]) for k, v in value.items()}
+    if isinstance(kind, StructType) and isinstance(value, tuple | list | Mapping) and pa.types.is_struct(wanted):
+        named = value if isinstance(value, Mapping) else dict(zip(kind.names, value, strict=False))
+        return {
+            name: _with_instants(part, kind[name].dataType, wanted.field(name).type) if name in wanted.names else part
+            for name, part in named.items()
+        }
+    return value
 
 
 def _in_order(rows: list[Any], names: list[str], wanted: Sequence[str], where: str) -> list[tuple[Any, ...]]:

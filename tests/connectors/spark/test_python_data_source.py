@@ -23,7 +23,7 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows
 from pyspark.sql.types import LongType, StringType, StructField, StructType
 
 from dagster_flinkpy.common import Types
-from dagster_flinkpy.common.typeinfo import RowTypeInfo
+from dagster_flinkpy.common.typeinfo import RowTypeInfo, TypeInformation
 from dagster_flinkpy.common.watermark_strategy import WatermarkStrategy
 from dagster_flinkpy.connectors import ParquetSink, PythonDataSource
 from dagster_flinkpy.connectors.spark.ddl import parse_ddl
@@ -270,6 +270,27 @@ def test_a_timestamp_is_an_instant_and_without_a_zone_one_of_the_machine() -> No
     assert [at for _, _, at in read_given(*rows)] == [AT, AT, None]
     declared = Types.ROW_NAMED(["at"], [Types.INSTANT()])
     assert read_given(*rows, row_type=declared) == [(utc,), (utc,), (None,)]
+
+
+class Nested(Given):
+    """Times inside of other values."""
+
+    def schema(self) -> str:
+        return "a array<struct<at timestamp, n int>>, m map<timestamp, timestamp>, local array<timestamp_ntz>"
+
+
+@pytest.mark.parametrize("kind", [Types.SQL_TIMESTAMP(), Types.INSTANT()])
+def test_a_timestamp_inside_of_another_value_is_an_instant_too(kind: TypeInformation) -> None:
+    utc = AT.replace(tzinfo=timezone.utc)
+    times = utc.astimezone(timezone(timedelta(hours=2))), utc.astimezone(timezone(timedelta(hours=9))).astimezone()
+    rows = [([{"at": at, "n": 1}, (at, 1), None], {at: None}, [AT]) for at in (*times, times[1].replace(tzinfo=None))]
+    part = Types.ROW_NAMED(["at", "n"], [kind, Types.INT()])
+    parts = [Types.LIST(part), Types.MAP(kind, kind), Types.LIST(Types.SQL_TIMESTAMP())]
+    source = PythonDataSource(Nested(rows), batch=True, row_type=Types.ROW_NAMED(["a", "m", "local"], parts))
+    [[split]] = source.create_enumerator(None).plan_epoch(1)
+    [(column, _)] = source.read(split)
+    at = utc if kind == Types.INSTANT() else AT
+    assert column.to_pylist() == [{"a": [{"at": at, "n": 1}] * 2 + [None], "m": [(at, None)], "local": [AT]}] * 3
 
 
 @pytest.mark.parametrize("row", [(1, 2), {"low": 1, "high": 2, "at": AT}, SparkRow(low=1, top=2, at=AT), 5])
