@@ -98,15 +98,11 @@ class Endpoint(flight.FlightServerBase):  # type: ignore[misc]
 
 def connect(location: str, certificate: AttemptCertificate | None) -> flight.FlightClient:
     """Returns a client of a driver or slot, which connects when it is first used."""
-    if certificate is None:
-        return flight.connect(location)
-    return flight.connect(
-        location,
-        tls_root_certs=certificate.certificate,
-        cert_chain=certificate.certificate,
-        private_key=certificate.key,
-        override_hostname=_NAME,
-    )
+    options: dict[str, Any] = {"generic_options": [("grpc.enable_http_proxy", 0)]}  # no proxy leads to other workers
+    if certificate is not None:
+        options |= {"tls_root_certs": certificate.certificate, "cert_chain": certificate.certificate}
+        options |= {"private_key": certificate.key, "override_hostname": _NAME}
+    return flight.connect(location, **options)
 
 
 def address_at(host: str, certificate: AttemptCertificate | None) -> str:

@@ -65,6 +65,26 @@ def test_only_who_has_the_certificate_is_heard(pool: SlotPool, told: list[SlotDe
     assert pool.request(["a"]) == {"a": slot}
 
 
+@pytest.mark.parametrize("tls", [True, False])
+def test_no_proxy_of_the_environment_is_asked_for_the_way(tls: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("http_proxy", "https_proxy", "grpc_proxy"):
+        monkeypatch.setenv(name, "http://127.0.0.1:1")
+    for name in ("no_proxy", "no_grpc_proxy"):
+        monkeypatch.delenv(name, raising=False)
+    certificate = new_certificate() if tls else None
+    scheme = "grpc+tls" if tls else "grpc"
+
+    class Server(flight.FlightServerBase):  # type: ignore[misc]
+        def list_flights(self, context: Any, criteria: bytes) -> Iterator[flight.FlightInfo]:
+            yield from ()
+
+    with (
+        Server(f"{scheme}://127.0.0.1:0", **server_options(certificate)) as server,
+        connect(f"{scheme}://127.0.0.1:{server.port}", certificate) as client,
+    ):
+        assert list(client.list_flights()) == []
+
+
 @pytest.mark.parametrize("certificate", ["of another attempt", None])
 def test_a_slot_takes_nothing_from_an_impostor(certificate: str | None) -> None:
     """The driver is gone, and somebody else listens on its port, who would send programs."""
