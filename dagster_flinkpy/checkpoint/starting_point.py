@@ -183,7 +183,9 @@ class Restore:
                 raise RestoreError(
                     f"savepoint {location.url} is outside this job's prefix and contains pickled state "
                     f"({', '.join(pickled)}), which can run code of whoever wrote it. "
-                    "If you trust it, set allow_pickled_state."
+                    "If you trust it, set allow_pickled_state in the config of the run. Before a script runs, call "
+                    f"'flinkpy savepoint restore --allow-pickled-state {location.url} {prefix}' instead of setting "
+                    "execution.state-recovery.path."
                 )
         self.progress(f"restoring {location.url}")
         # The copies are named after this attempt, so that no other one deletes them, but unlike files of its epochs.

@@ -346,7 +346,7 @@ def test_pickled_state_of_a_foreign_savepoint_is_restored_only_if_that_is_allowe
     with HarnessAttempt(graph, tmp_path / "one", restore_from=savepoint) as attempt:  # the job's own
         assert attempt.restored is not None
     with (
-        pytest.raises(RestoreError, match=r"pickled state \(remember/seen\).*allow_pickled_state"),
+        pytest.raises(RestoreError, match=r"pickled state .*flinkpy savepoint restore --allow-pickled-state"),
         HarnessAttempt(graph, tmp_path / "two", restore_from=savepoint),
     ):
         pass
