@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import getpass
+import os
 import socket
 from collections.abc import Callable
 
@@ -99,4 +100,8 @@ def location_of(path: str, endpoint_url: str | None) -> StorageLocation:
 
 def owner_of(command: str) -> str:
     """Returns the owner that a command enters in the leader record of a job: the command, its user and the host."""
-    return f"flinkpy {command} by {getpass.getuser()} on {socket.gethostname()}"
+    try:
+        user = getpass.getuser()
+    except (KeyError, OSError):  # in a container, it may have no name
+        user = f"uid {os.getuid()}"
+    return f"flinkpy {command} by {user} on {socket.gethostname()}"

@@ -19,6 +19,7 @@ _LINE_CHARACTERS = 300
 _TAIL_BYTES = 256 << 10
 _FRAME = re.compile(r"\s+(at \S|\.\.\. \d+ (more|common frames))")
 _NO_MEMORY = re.compile(r"OutOfMemoryError|OutOfMemoryException|OutOfDirectMemoryError")  # of Java, Arrow and Netty
+_NO_USER = re.compile(r"basedir must be absolute: \?|Invalid UID|invalid null input: name")  # of Ivy and Hadoop
 
 
 def new_log(state_path: Path) -> Path:
@@ -69,7 +70,8 @@ class ServerLog:
     def quote(self) -> str:
         """Returns a sentence for an error message that names the log, and then its last lines if there are any.
 
-        The frames of Java's stack traces are left out. If memory was exhausted, it says what to do.
+        The frames of Java's stack traces are left out. If memory was exhausted, or the user has no name, it says what
+        to do.
         """
         lines = self._last_lines()
         if not lines:
@@ -79,6 +81,11 @@ class ServerLog:
             advice = (
                 "Spark's JVM ran out of memory: give it more, for example with "
                 'SparkResource(conf={"spark.driver.memory": "4g"}). '
+            )
+        if any(_NO_USER.search(line) for line in lines):
+            advice = (
+                f"Spark needs a user with a name, and uid {os.getuid()} has none: add it to /etc/passwd, for example "
+                'where a container starts: echo "spark:x:$(id -u):0::/tmp:/bin/false" >> /etc/passwd. '
             )
         quoted = "\n".join(f"  {line}" for line in lines)
         return f"{advice}The end of Spark's log {self.path}:\n{quoted}"

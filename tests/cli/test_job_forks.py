@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -34,6 +35,16 @@ def test_a_fork_is_created_listed_and_disposed_of(job: Path, tmp_path: Path) -> 
     assert json.loads(printed("job", "forks", job, "--json")) == []
     assert counts(tmp_path) == REST
     assert "there is no job in" in error_of("job", "forks", tmp_path / "misspelt")
+
+
+def test_a_user_without_a_name_may_fork(job: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As in a container that runs with any uid."""
+    for variable in ("LOGNAME", "USER", "LNAME", "USERNAME"):
+        monkeypatch.delenv(variable, raising=False)
+    monkeypatch.setattr(os, "getuid", lambda: 2**31 - 7)
+    printed("job", "fork", job, "--as", "copy")
+    leader = (job.parent / "copy" / "leader").read_text()
+    assert f"flinkpy job fork by uid {2**31 - 7} on" in leader
 
 
 def test_it_is_said_which_forks_need_files_of_a_job_that_is_disposed_of(

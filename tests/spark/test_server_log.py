@@ -67,6 +67,19 @@ def test_lack_of_memory_is_explained(tmp_path: Path, line: str) -> None:
     assert "spark.driver.memory" in ServerLog(path).quote()
 
 
+@pytest.mark.parametrize(
+    "line",
+    [
+        'Exception in thread "main" java.lang.IllegalArgumentException: basedir must be absolute: ?/.ivy2.5.2/local',
+        "Caused by: javax.security.auth.login.LoginException: java.lang.NullPointerException: invalid null input: name",
+    ],
+)
+def test_a_user_without_a_name_is_told_to_get_one(tmp_path: Path, line: str) -> None:
+    path = tmp_path / "spark.log"
+    path.write_text(f"{line}\n")
+    assert f"uid {os.getuid()} has none: add it to /etc/passwd" in ServerLog(path).quote()
+
+
 @pytest.mark.parametrize("log", ["missing.log", "folder"])
 def test_a_log_that_cannot_be_read_is_only_named(tmp_path: Path, log: str) -> None:
     (tmp_path / "folder").mkdir()
