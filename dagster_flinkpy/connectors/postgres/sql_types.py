@@ -58,9 +58,15 @@ def table_uri(conninfo: str, schema: str | None, table: str) -> str:
     """Returns where a table is, without credentials."""
     if "://" in conninfo:
         parts = urlsplit(conninfo)
-        host, port, database = parts.hostname, parts.port, parts.path.strip("/")
+        place, database = parts.netloc.rpartition("@")[2].lower(), parts.path.strip("/")
+        if not re.fullmatch(r"(\[[^]]*\]|[^:,]*)(:\d*)?(,(\[[^]]*\]|[^:,]*)(:\d*)?)*", place):
+            raise ConfigurationError(
+                f"conninfo of table {table!r} must be postgresql://user@host:port/database, with several hosts as "
+                "host:port,host:port. Characters such as / and # in a password are written as %2F and %23"
+            )
+        place = re.sub(r"[][]", "", place).removesuffix(":")
     else:
         given = dict(re.findall(r"(\w+)\s*=\s*'?((?<=')[^']*|[^\s']+)", conninfo))
-        host, port, database = given.get("host"), given.get("port"), given.get("dbname", "")
-    place = f"{host or ''}:{port}" if port else host or ""
+        host, port, database = given.get("host", ""), given.get("port"), given.get("dbname", "")
+        place = f"{host}:{port}" if port else host
     return f"postgresql://{place}/{database}/{f'{schema}.' if schema else ''}{table}"

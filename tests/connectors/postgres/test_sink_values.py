@@ -122,11 +122,19 @@ def test_a_key_that_the_records_lack_is_refused(tmp_path: Path) -> None:
     ("conninfo", "uri"),
     [
         ("postgresql://me:secret@db:5433/shop?sslmode=require", "postgresql://db:5433/shop/s.t"),
+        ("postgresql://me:secret@db1:5432,[::1]:5433/shop", "postgresql://db1:5432,::1:5433/shop/s.t"),
         ("host=db dbname='my shop' password=secret", "postgresql://db/my shop/s.t"),
     ],
 )
 def test_the_uri_has_no_password(conninfo: str, uri: str, tmp_path: Path) -> None:
     assert PostgresSink(conninfo, "s.t", str(tmp_path)).uri() == uri
+
+
+@pytest.mark.parametrize("password", ["no/secret", "se#cret"])
+def test_a_password_that_a_url_cannot_have_is_not_shown(password: str, tmp_path: Path) -> None:
+    with pytest.raises(ConfigurationError, match="written as %2F") as raised:
+        PostgresSink(f"postgresql://me:{password}@db/shop", "s.t", str(tmp_path)).uri()
+    assert password not in str(raised.value)
 
 
 # --- commits that die -------------------------------------------------------------------------------------------------
