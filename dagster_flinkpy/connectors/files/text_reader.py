@@ -11,6 +11,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.csv as pa_csv
@@ -176,6 +177,8 @@ def _csv_parser(file: TextFile, text: CsvReaderFormat, names: list[str]) -> Pars
             return pa.array([], row_type.arrow_type)
         if quote is not None and data.count(quote) % 2:
             raise ValueError("a quote is not closed" + _advice(text))
+        if quote is not None and _goes_on_behind_quotes(data, quote, text.column_separator.encode()):
+            raise ValueError("a quote inside a value is not doubled" + _advice(text))
         table = pa_csv.read_csv(
             pa.py_buffer(data),
             read_options=pa_csv.ReadOptions(column_names=names, use_threads=False, block_size=len(data) + 1),
@@ -188,10 +191,22 @@ def _csv_parser(file: TextFile, text: CsvReaderFormat, names: list[str]) -> Pars
     return parse
 
 
+def _goes_on_behind_quotes(data: bytes, quote: bytes, separator: bytes) -> bool:
+    """Returns whether a value has quotes that are not doubled, as Spark's have: PyArrow would keep what is behind."""
+    characters = np.frombuffer(b"\n%s\n" % data, np.uint8)
+    # characters: uint8, one a byte. quotes: int64 positions in them; in turns, they open and close something.
+    quotes = np.flatnonzero(characters == quote[0])
+    opened, closed = quotes[::2], quotes[1::2]
+    around = np.zeros(256, dtype=bool)
+    around[[quote[0], *separator, *b"\r\n"]] = True
+    return bool(np.any(around[characters[opened - 1]] & ~around[characters[closed + 1]]))
+
+
 def _advice(text: CsvReaderFormat) -> str:
     return (
-        ". Inside a value it must be doubled, and the value be in quotes; if the file does not quote values, declare "
-        "quote_char=None" + ("" if text.newlines_in_values else "; if values have line ends, newlines_in_values=True")
+        ". Inside a value a quote must be doubled (by Spark with escape='\"'), and the value be in quotes; if the file "
+        "does not quote values, declare quote_char=None"
+        + ("" if text.newlines_in_values else "; if values have line ends, newlines_in_values=True")
     )
 
 

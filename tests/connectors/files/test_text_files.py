@@ -291,6 +291,8 @@ def test_the_limits_of_an_epoch_are_shared_by_subtasks(tmp_path: Path, small: No
         (CSV, "id,name,id\n1,a,1\n", r"its header has column 'id' more than once"),
         (CSV, 'id,name\n1,a\n2,"a\nb"\n', r"line 3 .*quote is not closed.*newlines_in_values=True"),
         (CSV, 'id,name\n1,a\n2,"a\n', r"line 3 .*quote is not closed"),
+        (CSV, 'id,name\n1,"""a""\\"\n2,"\\"a\\""\n', r"line 3 .*not doubled.*by Spark with escape='\"'"),
+        (QUOTED, 'id,name\n1,",\n"""\n2,"a\n" \n', r"line 4 .*not doubled"),
         (QUOTED, 'id,name\n1,"a\nb"\n2,"a\n', r"line 4 .*quote is not closed"),
         (QUOTED, 'id,name\n1,"a\nb"\nx,"a"\n', r"line 4 .*'id' is 'x', which is no Types.LONG"),
         (JSON, '{"id": 1}\n{"id": "x"}\n', r"line 2 .*record.id is 'x', but must be Types.LONG"),
