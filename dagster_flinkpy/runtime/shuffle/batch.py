@@ -126,9 +126,7 @@ class StreamBatch:
 
     def each_value(self) -> Iterable[Any]:
         """Yields the values once, without keeping them."""
-        if self._values is not None:
-            return self.values
-        return self._each_of(self.column)
+        return self._each_of(self.column) if self._values is None else self.values
 
     def lent(self, function: Any) -> Iterator[Any]:
         """Yields the values for a function that only looks at them. If it changes some, nobody else sees that."""
@@ -241,7 +239,7 @@ class Pace:
     """
 
     def __init__(self, *, cuts: bool) -> None:
-        self.rows = 256 if cuts else sys.maxsize  # a function may take a second for each
+        self.rows = 1 if cuts else sys.maxsize  # a function may take a second for each
         """How many records a part has at most."""
         self.is_slow = False
         """Whether the last part took 0.1 s or more."""

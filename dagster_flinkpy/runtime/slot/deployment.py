@@ -105,10 +105,9 @@ class SlotDeployment:
         grants: dict[tuple[int, int], Callable[[], None]] = {}
         for edge, sender in input_channels(graph, chain, index):
             there = self._places[edge.source, sender]
-            if there == self._slot:
-                grants[edge.id, sender] = partial(self._grant_here, (self._heads[edge.source], sender), edge.id, index)
-            else:
-                grants[edge.id, sender] = partial(self._grant, there, (edge.id, sender, index))
+            here = partial(self._grant_here, (self._heads[edge.source], sender), edge.id, index)
+            elsewhere = partial(self._grant, there, (edge.id, sender, index))
+            grants[edge.id, sender] = here if there == self._slot else elsewhere
         return PipelinedTask(
             job,
             stage,
@@ -167,6 +166,8 @@ class SlotDeployment:
     def cut(self) -> None:
         """Runs nothing any more, and ends the connections to other slots. Any thread may call it."""
         self.failed = True
+        for task in self.tasks.values():
+            task.is_cut = True
         for link in self.links.values():
             link.cancel()
 

@@ -198,8 +198,7 @@ class PipelinedTask(StreamTask):
         """Asks for the next part of the epoch once sources have read this one. Readers need not have, they read on."""
         if self._asks and self._left <= self._readers.keys():
             self._asks = False
-            operators = {uid: task.operator for uid, task in self._tasks.items()}
-            sources = {uid: each for uid, each in operators.items() if isinstance(each, SourceOperator)}
+            sources = {uid: t.operator for uid, t in self._tasks.items() if isinstance(t.operator, SourceOperator)}
             stops = {uid: astuple(each.stop) for uid, each in sources.items() if each.stop is not None}
             watermarks = {uid: each.watermark for uid, each in sources.items() if uid not in self._readers}
             self.send_event({"stops": stops, "watermarks": watermarks} if watermarks else {})

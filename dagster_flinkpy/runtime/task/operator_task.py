@@ -357,7 +357,8 @@ class OperatorTask:
         for batch in decode_buffers(read, edge.type_info):
             batch.producer = edge.source
             for _ in self._pace.process(batch, partial(self._receive, edge)):
-                pass
+                if self._task.is_cut:
+                    raise CheckpointError("the task is cancelled")
 
     def _receive(self, edge: JobEdge, batch: StreamBatch) -> None:
         self._task.count.add(len(batch))

@@ -27,6 +27,8 @@ class ParentTask(ABC):
         """Where the task's time goes."""
         self.current = first
         """Uid of the running operator, or of the last one; at first of the first one."""
+        self.is_cut = False
+        """Whether it is cancelled amid what it does. Any thread may say so."""
         self._pid = os.getpid()
         self._breadcrumb = Breadcrumb(index)
 

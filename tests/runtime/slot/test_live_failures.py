@@ -20,6 +20,7 @@ from dagster_flinkpy.errors import CheckpointError, UserFunctionError
 from dagster_flinkpy.runtime.master.deployments import job_exchange, pipelined_region
 from dagster_flinkpy.runtime.master.failover import FailoverConfig
 from dagster_flinkpy.runtime.master.job import JobAttempt, JobConfig
+from dagster_flinkpy.runtime.slot.deployment import SlotDeployment
 from dagster_flinkpy.runtime.slot.task_executor import SlotDescriptor
 from dagster_flinkpy.storage import StorageLocation
 from tests.runtime.programs import COUNTED, EVENT, CountPerKey, FolderSink, environment, events
@@ -228,6 +229,45 @@ def test_a_run_that_is_ended_cancels_its_tasks(tmp_path: Path, blocked: Any) -> 
     assert len(sink.rows()) == 12
     assert sink.staged() == []
     assert notes(tmp_path) == ["close 0.0", "close 0.1", "open 0.0", "open 0.1"]
+
+
+class EachNoted(Noted):
+    """Notes each record, and does something at the first one."""
+
+    def map(self, value: Any) -> Any:
+        self._note("map")
+        if value.time == 0:
+            self._at(self._attempt)
+        return value
+
+
+def test_a_run_that_is_ended_does_not_wait_for_the_rest_of_a_batch(
+    tmp_path: Path, blocked: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A function may take seconds for each record, as one that asks a model."""
+    real, cut = SlotDeployment.cut, threading.Event()
+
+    def noted(deployment: SlotDeployment) -> None:
+        real(deployment)
+        cut.set()
+
+    monkeypatch.setattr(SlotDeployment, "cut", noted)
+    env = environment(1)
+    stream = events(env, RECORDS, per_epoch=len(RECORDS)).rebalance()
+    stream.map(EachNoted(tmp_path, block), EVENT).uid("map").sink_to(FolderSink(tmp_path / "sink")).uid("sink")
+
+    def end() -> None:
+        assert blocked.reached.wait(60)
+        attempt.terminate(KeyboardInterrupt())
+        assert cut.wait(60)
+        blocked.go.set()
+
+    with pytest.raises(KeyboardInterrupt), LiveAttempt(env.get_job_graph(), tmp_path) as attempt:
+        ends = threading.Thread(target=end)
+        ends.start()
+        list(attempt.run_epochs())
+    ends.join()
+    assert notes(tmp_path) == ["close 0.0", "map 0.0", "open 0.0"]
 
 
 def test_a_slot_whose_tasks_do_not_give_up_is_replaced(

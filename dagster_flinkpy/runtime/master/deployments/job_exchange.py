@@ -208,9 +208,7 @@ class JobExchange:
             region.request(needed)
             region.deploy(job)
         self._pool.release(self._pool.names - needed.keys())
-        if auto and kept is None and not self._finds_a_slot(session):
-            return _TAKEN
-        return None
+        return _TAKEN if auto and kept is None and not self._finds_a_slot(session) else None
 
     def _is_little(self, slots: JobSlots) -> bool:
         """Returns whether `AUTO` spares an attempt the start of slots, which takes longer than a small Spark job."""
