@@ -34,10 +34,11 @@ from tests.runtime.programs import COUNTED, environment, events
 
 _HARMLESS = re.compile(
     r"without inventory|/program|/metrics|/splits/\d+/|/coordinator_state/(ended|lag)|/committables/\d+/"
-    r"|narrower .*/runs/"
+    r"|narrower .*/runs/|properties/commits"
 )
 """What may be missing: numbers for people, parts of splits that were read and of files that were committed, the fact
-that the input has not ended, and key groups without rows."""
+that the input has not ended, key groups without rows, and which sinks have committed before: whether their targets have
+lost all rows is not noticed then."""
 RECORDS = [(f"k{i % 5}", i * 10, i) for i in range(30)]
 
 
