@@ -28,4 +28,5 @@ def fair_pool_conf(folder: Path) -> dict[str, str]:
     """
     allocations = folder / "allocations.xml"
     allocations.write_text(_ALLOCATIONS)
-    return {"spark.scheduler.mode": "FAIR", "spark.scheduler.allocation.file": allocations.as_uri()}
+    # Hadoop takes the path of a URL as it is: %20 is no space.
+    return {"spark.scheduler.mode": "FAIR", "spark.scheduler.allocation.file": f"file://{allocations.absolute()}"}

@@ -123,7 +123,7 @@ def _order_server(order: ServerOrder, scratch: Path) -> tuple[list[str], dict[st
     java_options = (
         "-XX:+ExitOnOutOfMemoryError",  # it may have ended the thread that takes results: the job would wait for ever
         f"-Dlog4j2.configurationFile={log4j.as_uri()}",
-        f"-Djava.io.tmpdir={scratch}",  # by default, Spark's shuffle files are there, too
+        f'"-Djava.io.tmpdir={scratch}"',  # by default, Spark's shuffle files are there, too
         order.conf.get("spark.driver.extraJavaOptions", ""),
     )
     conf = {

@@ -58,6 +58,9 @@ SMALL: dict[str, Any] = {
 def own_runtime_dir(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """Creates a directory without a server. If the test leaves one there, it is stopped."""
     monkeypatch.setenv(RUNTIME_DIR_VARIABLE, str(tmp_path))
+    temporary = tmp_path / "with a space and %20"
+    temporary.mkdir()
+    monkeypatch.setenv("TMPDIR", str(temporary))
     yield tmp_path
     for state_file in tmp_path.glob("spark-*.json"):
         if (state := StateFile(state_file).read()) is not None:
@@ -225,7 +228,8 @@ def test_without_java_nothing_is_started(own_runtime_dir: Path, monkeypatch: pyt
 
 
 @pytest.mark.spark
-def test_classic_session(tmp_path: Path) -> None:
+@pytest.mark.usefixtures("own_runtime_dir")
+def test_classic_session() -> None:
     process = client("pool", {"mode": "classic", **SMALL})
     printed, _ = process.communicate(timeout=END_TIMEOUT * 2)
     assert process.returncode == 0
