@@ -61,6 +61,7 @@ PART_BYTES = 8 << 20
 
 _COMMIT_THREADS = 8
 _PARTITION = re.compile(r"(?:.*?/)?partition=[^/]*(?=/)")
+_ASCII = re.compile(r"[\x00-\x7f]+")
 _NULL_FOLDER = "__HIVE_DEFAULT_PARTITION__"
 """What Hive and Spark write for a null in the name of a folder."""
 
@@ -472,7 +473,12 @@ def value_folder(name: str, value: str | None, *, empty_is_null: bool = True) ->
     In Spark ``empty_is_null``: empty text is in the folder of null.
     """
     null = value is None or (empty_is_null and not value)
-    return f"{quote(name, safe='')}={_NULL_FOLDER if null else quote(str(value), safe='')}/"
+    return f"{_escaped(name)}={_NULL_FOLDER if null else _escaped(str(value))}/"
+
+
+def _escaped(text: str) -> str:
+    """Escapes ASCII only: Spark would take the bytes of other letters for letters (``é`` for ``Ã©``)."""
+    return _ASCII.sub(lambda found: quote(found[0], safe=""), text)
 
 
 def partition_text(value: Any) -> str | None:
