@@ -10,11 +10,12 @@ import sys
 import threading
 from abc import ABCMeta
 from collections import ChainMap
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from enum import EnumMeta as EnumType
 from functools import cache, cached_property, lru_cache, partial
 from types import CellType, CodeType, FunctionType, ModuleType, SimpleNamespace
-from typing import Any, TypedDict, cast, is_typeddict
+from typing import Any, NewType, ParamSpec, TypedDict, cast, is_typeddict
 from weakref import WeakKeyDictionary, WeakSet, WeakValueDictionary
 
 __all__ = ["FILL", "dumps", "dumps_with_classes", "loads_as_it_was", "loads_with_classes", "maker"]
@@ -23,7 +24,12 @@ _Reduced = tuple[Any, ...]
 _Known = dict[type, tuple[str, list[type]]]
 """Digests of what classes have, and the other classes that they refer to."""
 
-_Cached = type(lru_cache(str))
+_NAMED: dict[type, Callable[[Any], _Reduced]] = {
+    type(lru_cache(str)): lambda each: (_cached, (each.__wrapped__, each.cache_parameters())),
+    NewType: lambda each: (NewType, (each.__name__, each.__supertype__)),
+    ParamSpec: lambda each: (ParamSpec, (each.__name__,)),
+}
+"""How objects are made that Python pickles by the name of a variable."""
 FILL = b"_class_setstate"
 """The name of what fills a class; a pickle of ``cloudpickle`` without it has no classes."""
 _MAKE = ("_make_skeleton_class", "_make_skeleton_enum")
@@ -97,11 +103,28 @@ def _made(make: Callable[..., type], *arguments: Any) -> type:
     with _making:
         made = _DYNAMIC_CLASS_TRACKER_BY_ID.get(arguments[-2])
         if made is None:
-            made = make(*arguments)
+            with _without_hooks(next(each for each in arguments if isinstance(each, tuple))):
+                made = make(*arguments)
             if isinstance(made, ABCMeta):
                 made.__abstractmethods__ = frozenset()  # content may have an object of it, and comes later
             _unfilled.add(made)
     return cast("type", made)
+
+
+@contextmanager
+def _without_hooks(bases: tuple[type, ...]) -> Iterator[None]:
+    """Keeps ``__init_subclass__`` from being called again, and without its arguments: classes have what it has done."""
+    from cloudpickle.cloudpickle import _DYNAMIC_CLASS_TRACKER_BY_CLASS as known
+
+    above = {each for base in bases if isinstance(base, type) for each in base.__mro__ if each in known}
+    hooks: list[tuple[Any, Any]] = [(each, hook) for each in above if (hook := vars(each).get("__init_subclass__"))]
+    for each, _ in hooks:
+        each.__init_subclass__ = classmethod(lambda cls, **_: None)
+    try:
+        yield
+    finally:
+        for each, hook in hooks:
+            each.__init_subclass__ = hook
 
 
 def _fill_if_new(fill: Callable[[type, Any], object], made: type, has: Any) -> None:
@@ -287,8 +310,8 @@ def _pickler() -> Callable[..., Any]:
             if isinstance(value, ModuleType) and _is_by_value(value):
                 variables = {name: each for name, each in vars(value).items() if name != "__builtins__"}
                 return _itself, (self._variables_of(vars(value), {}).module,), variables, None, None, _set_variables
-            if type(value) is _Cached and _is_by_value(value):
-                return _cached, (value.__wrapped__, value.cache_parameters())
+            if (take := _NAMED.get(type(value))) and _is_by_value(value):
+                return take(value)
             reduced = super().reducer_override(value)
             if not (isinstance(reduced, tuple) and len(reduced) == 6):
                 return reduced  # neither a class nor a function, or one that is pickled by reference
@@ -298,7 +321,7 @@ def _pickler() -> Callable[..., Any]:
             has.pop("__slotnames__", None)  # pickle puts it there with the first object
             if has.get("__annotations__") == {}:  # whoever looks for them puts it there
                 del has["__annotations__"]
-            return self._reduce_class(value, _with_bases(value, *reduced))
+            return self._reduce_class(value, _complete(value, *reduced))
 
         def _function(self, value: FunctionType, make: Any, arguments: _Reduced, has: Any, *rest: Any) -> _Reduced:
             """Lets functions share the variables of a module, and cells: ``cloudpickle`` copies what is in a cell."""
@@ -343,10 +366,14 @@ def _content(cell: CellType) -> Any:
         return cell
 
 
-def _with_bases(each: type, make: Any, arguments: _Reduced, *rest: Any) -> _Reduced:
+def _complete(each: type, make: Any, arguments: _Reduced, has: Any, *rest: Any) -> _Reduced:
+    """Adds to a class what ``cloudpickle`` leaves out."""
+    has[0]["__qualname__"] = each.__qualname__
+    if isinstance(each, EnumType):  # what their __init__() or __new__() has given to them
+        has[1].update({name: dict(vars(one)) for name, one in cast("Any", each).__members__.items()})
     if is_typeddict(each):  # it has no other bases than a dict, but cannot be made from that
         arguments = (*arguments[:2], (TypedDict,), *arguments[3:])
-    return make, arguments, *rest
+    return make, arguments, has, *rest
 
 
 def _code_in_file(filename: str, make: Callable[..., CodeType], arguments: tuple[Any, ...]) -> CodeType:
@@ -368,6 +395,8 @@ def _fill(fill: Callable[[type, Any], object], made: type, has: Any) -> None:
     if made not in _ids:
         fill(made, has)
         _unfilled.discard(made)
+        for name, attributes in has[1].items():
+            vars(getattr(made, name)).update(attributes)
 
 
 def _as_it_is(known: _Known, each: type, reduced: _Reduced) -> _Reduced:

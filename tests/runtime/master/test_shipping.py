@@ -41,9 +41,10 @@ def user_code(tmp_path: Path) -> Iterator[ModuleType]:
         import {NAME} as user_code
     """
     code = f"""
+        import enum
         import functools
         import json
-        from typing import TypedDict
+        from typing import NewType, TypedDict
         import {HELPER} as helper
         from dagster_flinkpy.datastream import MapFunction
         from {HELPER} import times
@@ -135,6 +136,23 @@ def user_code(tmp_path: Path) -> Iterator[ModuleType]:
         class Event(TypedDict):
             number: int
 
+        Number = NewType("Number", int)
+
+        class Planet(enum.Enum):
+            EARTH = (3, "blue")
+
+            def __init__(self, place, colour):
+                self.colour = colour
+
+        class Moons:
+            def __init_subclass__(cls, *, of):
+                cls.of = of
+
+        class Own(Moons, of="earth"):
+            pass
+
+        Own.__qualname__ = "Moons.Own"
+
         class Lazy:
             @functools.cached_property
             def three(self):
@@ -144,13 +162,17 @@ def user_code(tmp_path: Path) -> Iterator[ModuleType]:
             def __init__(self):
                 self.add, self.count = made_counter()
 
-            def map(self, value) -> Event:
+            def map(self, value: Number) -> Event:
                 self.add()
                 before = helper.calls
                 helper.note()
                 same = helper.user_code.cached is cached
                 event = Event(number=cached(value))
-                return self.count(), helper.calls - before, same, event, kind(1), kind(""), Lazy().three
+                moon = Own()
+                return (
+                    *(self.count(), helper.calls - before, same, event, kind(1), kind(""), Lazy().three),
+                    *(Planet.EARTH.colour, moon.of, type(moon).__qualname__),
+                )
     """
     (tmp_path / f"{HELPER}.py").write_text(textwrap.dedent(helper))
     (tmp_path / f"{NAME}.py").write_text(textwrap.dedent(code))
@@ -265,7 +287,7 @@ def test_functions_share_cells_and_variables_of_modules_and_all_kinds_of_code_tr
     user_code: ModuleType, tmp_path: Path
 ) -> None:
     """What one function set in an enclosing one, or in a module, the other did not see there."""
-    expected = (1, 1, True, {"number": 14}, "int", "other", 3)
+    expected = (1, 1, True, {"number": 14}, "int", "other", 3, "blue", "earth", "Moons.Own")
     assert called_elsewhere(dumped(user_code.Several(), tmp_path)) == str(expected)
     env = environment()
     env.from_collection([1], Types.LONG()).uid("numbers").map(user_code.Several()).uid("it")
