@@ -33,7 +33,7 @@ def file_committer(sink: FileSink, context: CommitterInitContext) -> StagedFileC
 
 
 class FileWriter(CommittingSinkWriter):
-    """Writes one epoch of one subtask: one file, or several if a file reaches the part size."""
+    """Writes one epoch of one subtask: one file, or several if one reaches the part size or the folder changes."""
 
     def __init__(self, sink: FileSink, context: WriterInitContext, type_info: TypeInformation) -> None:
         self._sink = sink
@@ -43,6 +43,7 @@ class FileWriter(CommittingSinkWriter):
         """The byte order mark with which this charset begins each text. A file has it once."""
         self._name = file_name(context)
         self._folder = partition_folder(context.partition)
+        self._bucket = ""
         self._upload: StagedUpload | None = None
         self._rows = 0
         self._finished: list[StagedFile] = []
@@ -50,6 +51,10 @@ class FileWriter(CommittingSinkWriter):
 
     def write(self, column: pa.Array) -> None:
         encode, limit = self._sink.encoder.encode, self._sink.rolling_policy.part_size
+        bucket = self._sink.bucket_assigner.bucket_id(datetime.now(timezone.utc))
+        if bucket != self._bucket:
+            self._finish()
+            self._bucket = bucket
         for record in self._type_info.from_arrow(column):
             line = encode(self._type_info, record)
             if self._upload is None:
@@ -62,8 +67,7 @@ class FileWriter(CommittingSinkWriter):
                 self._finish()
 
     def _begin(self) -> StagedUpload:
-        bucket = self._sink.bucket_assigner.bucket_id(datetime.now(timezone.utc))
-        config = self._sink.output_file_config
+        bucket, config = self._bucket, self._sink.output_file_config
         name = f"{config.part_prefix}-{self._name}-{len(self._finished)}{config.part_suffix}"
         upload = StagedUpload(self._store, f"{self._folder}{bucket}/{name}" if bucket else f"{self._folder}{name}")
         self._uploads.append(upload)

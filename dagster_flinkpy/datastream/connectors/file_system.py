@@ -259,7 +259,7 @@ class BucketAssigner:
 
         Args:
             format_str: Java's ``yyyy``, ``MM``, ``dd``, ``HH``, ``mm`` and ``ss``, and text between single quotes;
-                other letters are an error.
+                other letters are an error, and so are brackets, braces and ``#``.
             timezone_id: A time zone such as ``Europe/Berlin``. Default: that of the machine.
         """
         parts = format_str.split("'")
@@ -268,10 +268,10 @@ class BucketAssigner:
             quoted, part = i % 2, part.replace("%", "%%")
             time_format += part if quoted else _LETTERS.sub(lambda found: _DIRECTIVES[found[0]], part)
         left = "".join(_LETTERS.sub("", part) for part in parts[::2])
-        if any(c.isalpha() for c in left) or len(parts) % 2 == 0:
+        if any(c.isalpha() or c in "[]{}#" for c in left) or len(parts) % 2 == 0 or "''" in format_str:
             raise ConfigurationError(
                 f"date_time_bucket_assigner({format_str!r}): use yyyy, MM, dd, HH, mm and ss only, and other letters "
-                "between single quotes: \"'day='yyyy-MM-dd\""
+                "and brackets between single quotes: \"'day='yyyy-MM-dd\""
             )
         if timezone_id is not None:
             try:

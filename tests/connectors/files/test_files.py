@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from datetime import datetime, timezone
+from datetime import datetime, timezone, tzinfo
 from pathlib import Path
 
 import pyarrow as pa
@@ -9,6 +9,7 @@ import pytest
 
 from dagster_flinkpy.common import Duration, Encoder, Types
 from dagster_flinkpy.connectors.commit.staged_files import file_name, partition_folder
+from dagster_flinkpy.connectors.files import file_sink
 from dagster_flinkpy.datastream.connectors.base import CommitRequest, Committer, CommitterInitContext, WriterInitContext
 from dagster_flinkpy.datastream.connectors.file_system import (
     BucketAssigner,
@@ -184,8 +185,9 @@ def test_bad_settings_are_refused() -> None:
         RollingPolicy.default_rolling_policy(part_size=0)
     with pytest.raises(ConfigurationError, match="yyyy"):
         BucketAssigner.date_time_bucket_assigner("EEE yyyy")
-    with pytest.raises(ConfigurationError, match="single quotes"):
-        BucketAssigner.date_time_bucket_assigner("'day=yyyy")
+    for pattern in ("'day=yyyy", "yyyy[-MM]", "yyyy''MM"):  # in Java the last two are `2026-01` and `2026'01`
+        with pytest.raises(ConfigurationError, match="single quotes"):
+            BucketAssigner.date_time_bucket_assigner(pattern)
     for prefix in ("_part", ".part"):
         with pytest.raises(ConfigurationError, match="readers ignore files that begin with"):
             sink_into(Path("table"), prefix=prefix).validate(Types.STRING())
@@ -225,6 +227,29 @@ def test_files_are_visible_after_the_commit_only_and_once(tmp_path: Path) -> Non
     assert [p.read_text() for p in visible(tmp_path)] == ["a\nü\n"]
     assert commit(committer, requests) == 1
     assert len(visible(tmp_path)) == 1
+
+
+def test_a_record_is_in_the_folder_of_the_hour_of_its_writing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """All records of a checkpoint were in the folder of the first one."""
+    hours = iter([9, 10, 10, 12])
+
+    class Clock(datetime):
+        @classmethod
+        def now(cls, tz: tzinfo | None = None) -> datetime:
+            return datetime(2026, 1, 2, next(hours), tzinfo=timezone.utc)
+
+    monkeypatch.setattr(file_sink, "datetime", Clock)
+    sink = replace(sink_into(tmp_path), bucket_assigner=BucketAssigner.date_time_bucket_assigner("HH", "UTC"))
+    writer = sink.create_writer(context(), Types.STRING())
+    for record in "abcd":
+        writer.write(pa.array([record]))
+    requests = [CommitRequest(1, 0, c) for c in writer.prepare_commit()]
+    commit(sink.create_committer(CommitterInitContext("job", "sink", 1)), requests)
+    assert {path.parent.name: path.read_text() for path in visible(tmp_path)} == {
+        "09": "a\n",
+        "10": "b\nc\n",
+        "12": "d\n",
+    }
 
 
 @pytest.mark.parametrize("charset", ["UTF-16", "UTF-32", "UTF-16LE"])
