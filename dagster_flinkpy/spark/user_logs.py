@@ -85,7 +85,7 @@ def log_here(entry: LogEntry) -> None:
 
 
 def print_line(text: str) -> None:
-    """Prints a line. What standard output cannot encode is escaped: it is no reason to end the job."""
+    """Prints a line, or several. What standard output cannot encode is escaped: it is no reason to end the job."""
     encoding = getattr(sys.stdout, "encoding", None) or "utf-8"
     print(text.encode(encoding, "backslashreplace").decode(encoding), flush=True)
 

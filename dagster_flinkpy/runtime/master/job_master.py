@@ -292,8 +292,8 @@ class JobMaster:
 
     def _completion(self, handed_out: job_messages.HandOut) -> Completion:
         """Prints what has become visible with a checkpoint, and returns the rest of it."""
-        for line in handed_out.printed:
-            print_line(line)
+        if handed_out.printed:
+            print_line("\n".join(handed_out.printed))
         metadata = handed_out.metadata
         duration_ms = round((time.monotonic() - self._triggered.pop(metadata.checkpoint_id)) * 1000)
         epochs = self.state.epochs.count(handed_out.checkpoint_ids)
