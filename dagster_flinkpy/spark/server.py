@@ -101,6 +101,8 @@ def main() -> None:
             command[1:1] = archive.options(draft)
         server = _start(command, environment)
         abandoned = _supervise(order, scratch, state_file, server)
+        if not abandoned:
+            _log_signal(server)
         if archive is not None and server.poll() in _CRASHES:
             archive.discard()  # it may be why
         if archive is not None and abandoned and _stop(server, _ARCHIVE_TIMEOUT_SECONDS):
@@ -269,6 +271,17 @@ def _log_output(output: int) -> bytes:
     chunk = os.read(output, 65536)
     os.write(2, chunk)
     return chunk
+
+
+def _log_signal(server: subprocess.Popen[bytes]) -> None:
+    """Writes into the log of a server that was killed that it was; it could not write so itself."""
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        server.wait(_POLL_SECONDS)
+    if server.returncode is not None and server.returncode < 0:
+        name, why = signal.Signals(-server.returncode).name, ""
+        if server.returncode == -signal.SIGKILL:
+            why = ", as the system does if the machine or the container has no memory left"
+        os.write(2, f"The server was killed ({name}){why}.\n".encode())
 
 
 def _identify(pid: int) -> ProcessId:

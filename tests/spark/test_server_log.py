@@ -2,10 +2,12 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
 from pathlib import Path
 
 import pytest
 
+from dagster_flinkpy.spark.server import _log_signal
 from dagster_flinkpy.spark.server_log import ServerLog, new_log
 
 STACK = """\
@@ -85,3 +87,12 @@ def test_a_log_that_cannot_be_read_is_only_named(tmp_path: Path, log: str) -> No
     (tmp_path / "folder").mkdir()
     path = tmp_path / log
     assert ServerLog.from_now_on(path).quote() == f"Spark's log is {path}"
+
+
+@pytest.mark.parametrize(
+    ("end", "says"), [("kill -9 $$", "The server was killed (SIGKILL), as the system does if "), ("exit 3", "")]
+)
+def test_the_log_says_that_a_server_was_killed(capfd: pytest.CaptureFixture[str], end: str, says: str) -> None:
+    with subprocess.Popen(["sh", "-c", end]) as killed:
+        _log_signal(killed)
+    assert capfd.readouterr().err.partition("the machine")[0] == says
