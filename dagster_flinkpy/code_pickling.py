@@ -8,6 +8,7 @@ import io
 import pickle
 import sys
 import threading
+import uuid
 from abc import ABCMeta
 from collections import ChainMap
 from collections.abc import Callable, Iterator
@@ -44,6 +45,11 @@ _beside_methods: WeakSet[FunctionType] = WeakSet()
 """Functions that were made with the variables of a module."""
 _shipped: WeakSet[ModuleType] = WeakSet()
 """Modules that were pickled by value, where others of their names may be imported."""
+_of_program: WeakValueDictionary[tuple[str, str, str], type] = WeakValueDictionary()
+"""Classes that came with the last program from another process, by module, name and id."""
+_process = uuid.uuid4().hex
+_from_process = ""
+"""The one from which that program came."""
 _making = threading.RLock()
 
 
@@ -82,7 +88,10 @@ def loads_as_it_was(data: bytes) -> Any:
 
 
 def loads_with_classes(data: bytes) -> Any:
-    """Unpickles what another process has pickled with its classes. Those that are here stay as they are."""
+    """Unpickles what another process has pickled with its classes. Those that are here stay as they are.
+
+    That of an earlier run, as in its state, is the one of this program that has its name.
+    """
     return _Unpickler(io.BytesIO(data)).load()
 
 
@@ -90,10 +99,36 @@ class _Unpickler(pickle.Unpickler):
     """Fills only classes that were not here."""
 
     def find_class(self, module: str, name: str) -> Any:
-        found = super().find_class(module, name)
+        try:
+            found = super().find_class(module, name)
+        except (ImportError, AttributeError):
+            if (known := _with_name(module, name.rpartition(".")[2])) is None:
+                raise
+            return known
         if name in _MAKE:
-            return partial(_made, found)
+            return partial(_known_or_made, found)
         return partial(_fill_if_new, found) if name == FILL.decode() else found
+
+
+def _known_or_made(make: Callable[..., type], *arguments: Any) -> type:
+    from cloudpickle.cloudpickle import _DYNAMIC_CLASS_TRACKER_BY_ID as known
+
+    *_, class_id, _ = arguments
+    module = arguments[4] if make.__name__ == "_make_skeleton_enum" else arguments[3].get("__module__")
+    if (module, arguments[1], class_id) not in _of_program:  # it may be here of another program, that has ended
+        found = _with_name(module, arguments[1])
+        if found is not None and (class_id not in known or found in _of_program.values()):
+            known[class_id] = found
+    return _made(make, *arguments)
+
+
+def _with_name(module: str, name: str) -> type | None:
+    """Returns the class with a name: one that came with the program, or that a module of this process has."""
+    found = [each for key, each in list(_of_program.items()) if key[:2] == (module, name)]
+    here = getattr(sys.modules.get(module), name, None)
+    if not found and isinstance(here, type) and here.__module__ == module:
+        return here
+    return found[0] if len(found) == 1 else None  # several may be nested in others
 
 
 def _made(make: Callable[..., type], *arguments: Any) -> type:
@@ -388,15 +423,23 @@ def _left_alone(each: type, reduced: _Reduced) -> _Reduced:
     _ids[each] = class_id = reduced[1][-2]
     _classes[class_id] = each
     make, *others, fill = reduced
-    return partial(_made, make), *others, partial(_fill, fill)
+    return partial(_made, make), *others, partial(_fill, fill, _process)
 
 
-def _fill(fill: Callable[[type, Any], object], made: type, has: Any) -> None:
-    if made not in _ids:
-        fill(made, has)
-        _unfilled.discard(made)
-        for name, attributes in has[1].items():
-            vars(getattr(made, name)).update(attributes)
+def _fill(fill: Callable[[type, Any], object], process: str, made: type, has: Any) -> None:
+    from cloudpickle.cloudpickle import _DYNAMIC_CLASS_TRACKER_BY_CLASS
+
+    global _from_process
+    if made in _ids:
+        return
+    fill(made, has)
+    _unfilled.discard(made)
+    for name, attributes in has[1].items():
+        vars(getattr(made, name)).update(attributes)
+    if process != _from_process:
+        _of_program.clear()
+        _from_process = process
+    _of_program[made.__module__, made.__name__, _DYNAMIC_CLASS_TRACKER_BY_CLASS[made]] = made
 
 
 def _as_it_is(known: _Known, each: type, reduced: _Reduced) -> _Reduced:

@@ -186,7 +186,8 @@ class PickledBytesTypeInfo(TypeInformation):
 
 def _loaded(pickled: bytes) -> Any:
     if len(pickled) < _WITH_CLASS or code_pickling.FILL not in pickled:
-        return pickle.loads(pickled)
+        with suppress(ImportError, AttributeError):  # its class came with the program
+            return pickle.loads(pickled)
     return code_pickling.loads_with_classes(pickled)
 
 

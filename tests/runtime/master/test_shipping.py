@@ -3,6 +3,7 @@ from __future__ import annotations
 import builtins
 import functools
 import importlib
+import pickle
 import subprocess
 import sys
 import textwrap
@@ -45,7 +46,10 @@ def user_code(tmp_path: Path) -> Iterator[ModuleType]:
         import functools
         import json
         from typing import NewType, TypedDict
+        import cloudpickle
+        import pyarrow
         import {HELPER} as helper
+        from dagster_flinkpy.common import Types
         from dagster_flinkpy.datastream import MapFunction
         from {HELPER} import times
 
@@ -157,6 +161,16 @@ def user_code(tmp_path: Path) -> Iterator[ModuleType]:
             @functools.cached_property
             def three(self):
                 return 3
+
+        class Restored(MapFunction):
+            def __init__(self, by_name):
+                self.by_name = by_name
+
+            def map(self, value):
+                own = cloudpickle.cloudpickle._DYNAMIC_CLASS_TRACKER_BY_CLASS[Planet].encode()
+                earlier = cloudpickle.dumps(Planet.EARTH).replace(own, b"0" * len(own))
+                column = pyarrow.array([earlier, self.by_name], pyarrow.binary())
+                return [each is Planet.EARTH for each in Types.PICKLED_BYTE_ARRAY().from_arrow(column)]
 
         class Several(MapFunction):
             def __init__(self):
@@ -293,6 +307,12 @@ def test_functions_share_cells_and_variables_of_modules_and_all_kinds_of_code_tr
     env.from_collection([1], Types.LONG()).uid("numbers").map(user_code.Several()).uid("it")
     with copies(make_job(env.get_job_graph(), tmp_path)) as copy:
         assert [copy().graph.vertex("it").spec.function.map(14) for _ in range(2)] == [expected] * 2
+
+
+def test_the_class_of_a_value_in_state_is_that_of_the_program(user_code: ModuleType, tmp_path: Path) -> None:
+    """In the next run it was another one: isinstance() and ``is`` were false."""
+    restored = user_code.Restored(pickle.dumps(user_code.Planet.EARTH))
+    assert called_elsewhere(dumped(restored, tmp_path)) == str([True, True])
 
 
 def test_operators_share_no_function_object_that_their_class_lists(user_code: ModuleType, tmp_path: Path) -> None:
