@@ -134,11 +134,12 @@ def _parser(file: TextFile) -> tuple[Parse, int]:
 def _header(text: CsvReaderFormat, line: bytes) -> list[str]:
     if not line.strip():
         return list(text.produced_type.field_names) if not line else []
+    most = line.count(text.column_separator.encode()) + 1
     names = pa_csv.read_csv(
         pa.py_buffer(line),
         read_options=pa_csv.ReadOptions(autogenerate_column_names=True, use_threads=False),
         parse_options=_parse_options(text),
-        convert_options=pa_csv.ConvertOptions(strings_can_be_null=False),
+        convert_options=pa_csv.ConvertOptions(column_types={f"f{i}": pa.string() for i in range(most)}),
     )
     header = [str(column[0].as_py()) for column in names.columns]
     twice = sorted({name for name in header if header.count(name) > 1 and name in text.produced_type.field_names})

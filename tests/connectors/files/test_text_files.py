@@ -80,6 +80,14 @@ def test_columns_of_a_csv_file_are_found_by_their_names(tmp_path: Path) -> None:
     ]
 
 
+def test_names_of_csv_columns_are_text(tmp_path: Path) -> None:
+    """PyArrow took them for numbers, booleans and nulls, and the columns were not found."""
+    names = ["null", "NA", "01", "1e3", "true", "2026-01-02", ""]
+    (tmp_path / "a.csv").write_text(",".join(names[:-1]) + ',""\n1,2,3,4,5,6,7\n')
+    row = Types.ROW_NAMED(names, [Types.LONG()] * len(names))
+    assert read(CsvReaderFormat.for_row_type(row), tmp_path) == [dict(zip(names, range(1, 8), strict=True))]
+
+
 def test_csv_without_a_header_has_the_columns_in_their_order(tmp_path: Path) -> None:
     format = CsvReaderFormat.for_row_type(ROWS, use_header=False, column_separator=";", quote_char=None, null_value="-")
     (tmp_path / "a.csv").write_text('1;5" disk\n-;-\n')
