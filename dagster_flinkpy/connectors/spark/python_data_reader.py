@@ -272,16 +272,21 @@ def read_partition(source: PythonDataSource, split: SourceSplit) -> Iterator[tup
 def _columns(source: PythonDataSource, rows: Iterator[Any]) -> Iterator[pa.Array]:
     schema, row_type, where = _schema(source), source.produced_type, f"read() of data source {_name(source)}"
     times = {field.name: field.dataType for field in schema if "timestamp" in field.dataType.simpleString()}
-    while batch := _call(source, "read()", lambda: list(islice(rows, _BATCH_RECORDS))):
+    while batch := _call(source, "read()", _some, rows):
         if isinstance(batch[0], pa.RecordBatch):
-            for each in batch:
-                yield from columns_of_rows(each, row_type, where)
+            yield from columns_of_rows(batch[0], row_type, where)
             continue
         columns = list[Sequence[Any]](zip(*_in_order(batch, schema.names, row_type.field_names, where), strict=True))
         for place, field in enumerate(row_type.arrow_type):
             if field.name in times:
                 columns[place] = [_with_instants(value, times[field.name], field.type) for value in columns[place]]
         yield row_type.of_columns(columns)
+
+
+def _some(rows: Iterator[Any]) -> list[Any]:
+    """Takes some rows, or one batch of Arrow, which may be large."""
+    some = list(islice(rows, 1))
+    return some if some and isinstance(some[0], pa.RecordBatch) else [*some, *islice(rows, _BATCH_RECORDS - 1)]
 
 
 def _with_instants(value: Any, kind: DataType, wanted: pa.DataType) -> Any:

@@ -272,6 +272,25 @@ def test_a_timestamp_is_an_instant_and_without_a_zone_one_of_the_machine() -> No
     assert read_given(*rows, row_type=declared) == [(utc,), (utc,), (None,)]
 
 
+def test_batches_of_arrow_are_read_one_by_one() -> None:
+    """They may be large: thousands were in memory at once."""
+    taken: list[int] = []
+
+    def batches() -> Iterator[pa.RecordBatch]:
+        for n in range(3):
+            taken.append(n)
+            yield pa.RecordBatch.from_pylist([{"low": n, "high": n, "at": AT}])
+
+    source = PythonDataSource(Given([]), batch=True)
+    source.data_source.read = lambda partition: batches()  # type: ignore[attr-defined]
+    [[split]] = source.create_enumerator(None).plan_epoch(1)
+    assert [(column.field("low").to_pylist(), [*taken]) for column, _ in source.read(split)] == [
+        ([0], [0]),
+        ([1], [0, 1]),
+        ([2], [0, 1, 2]),
+    ]
+
+
 class Nested(Given):
     """Times inside of other values."""
 
