@@ -42,17 +42,23 @@ FROM """
 _SYSTEM = """
 SELECT system_identifier, substr(pg_walfile_name(pg_current_wal_insert_lsn()), 1, 8) FROM pg_control_system()
 """
-# No change is sent as one of the table if it is of a table that inherits from it, or of a partition without WAL.
+# No change is sent as one of the table if it is of a table that inherits from it, or of a partition that is without WAL
+# or on another server.
 _ID = """
 SELECT oid::bigint, (SELECT min(inhrelid::regclass::text) FROM pg_inherits WHERE inhparent = oid AND relkind = 'r'),
-  (SELECT min(relid::regclass::text) FROM pg_partition_tree(c.oid) JOIN pg_class p ON p.oid = relid
-   WHERE isleaf AND p.relpersistence = 'u')
-FROM pg_class c WHERE oid = to_regclass(%s)
+  unlogged, abroad
+FROM pg_class t, LATERAL (
+  SELECT min(relid::regclass::text) FILTER (WHERE relpersistence = 'u') AS unlogged, min(relid::regclass::text)
+    FILTER (WHERE relkind = 'f' AND ('updatable=false' = ANY (ftoptions)) IS NOT TRUE) AS abroad
+  FROM pg_partition_tree(t.oid) JOIN pg_class p ON p.oid = relid LEFT JOIN pg_foreign_table ON ftrelid = relid
+  WHERE isleaf
+) AS parts
+WHERE oid = to_regclass(%s)
 """
 _TABLE = """
 SELECT relkind IN ('r', 'p') AND relpersistence = 'p',
   ARRAY(SELECT DISTINCT relreplident::text FROM pg_class p WHERE p.oid = c.oid
-        OR p.oid IN (SELECT relid FROM pg_partition_tree(c.oid) WHERE isleaf)),
+        OR (p.oid IN (SELECT relid FROM pg_partition_tree(c.oid) WHERE isleaf) AND p.relkind = 'r')),
   EXISTS (SELECT FROM pg_index WHERE indrelid = c.oid AND indisprimary)
 FROM pg_class c WHERE oid = %s
 """
@@ -220,7 +226,7 @@ class ReplicationSlot:
         """Returns the id of the table. All of its rows must be in the WAL, as rows of the table."""
         if (found := self.connection.execute(_ID, [self.table_name]).fetchone()) is None:
             raise SourceReadError(f"there is no table {self.table_name} that this user can see: check name and schema")
-        oid, heir, unlogged = found
+        oid, heir, unlogged, abroad = found
         if heir is not None:
             raise ConfigurationError(
                 f"table {heir} inherits from table {self.table_name}. PostgreSQL publishes the changes of its rows as "
@@ -231,6 +237,12 @@ class ReplicationSlot:
             raise ConfigurationError(
                 f"partition {unlogged} of table {self.table_name} is UNLOGGED, so its changes are missing: ALTER TABLE "
                 f"{unlogged} SET LOGGED. If it has got rows since the job has begun: {self.way_on}"
+            )
+        if abroad is not None:
+            raise ConfigurationError(
+                f"partition {abroad} of table {self.table_name} is a foreign table, so its changes are missing. If it "
+                f"gets none: ALTER FOREIGN TABLE {abroad} OPTIONS (ADD updatable 'false'). Otherwise let the job read "
+                "it from its own server, and this table without it"
             )
         return int(oid)
 

@@ -309,6 +309,24 @@ def test_rows_whose_changes_are_not_sent_as_those_of_the_table(database: Changes
         started(database.source(snapshot=True))
 
 
+def test_a_partition_on_another_server_gets_no_changes(database: Changes) -> None:
+    database.sql("CREATE TABLE {}.t (n bigint) PARTITION BY LIST (n); CREATE TABLE {}.one PARTITION OF {}.t DEFAULT")
+    database.sql("ALTER TABLE {}.one REPLICA IDENTITY FULL; ALTER TABLE {}.t REPLICA IDENTITY FULL")
+    database.sql("CREATE FOREIGN DATA WRAPPER {}_far; CREATE SERVER {}_far FOREIGN DATA WRAPPER {}_far")
+    try:
+        enumerator = started(database.source())
+        database.sql("CREATE FOREIGN TABLE {}.far PARTITION OF {}.t FOR VALUES IN (2) SERVER {}_far")
+        for plan in (lambda: started(database.source(snapshot=True)), lambda: enumerator.plan_epoch(1)):
+            with pytest.raises(ConfigurationError, match=r"ALTER FOREIGN TABLE .*far OPTIONS"):
+                plan()
+        database.sql("ALTER FOREIGN TABLE {}.far OPTIONS (ADD updatable 'false')")
+        database.sql("INSERT INTO {}.t VALUES (1)")
+        assert take(database.source(), enumerator) == ["+I 1"]
+        started(database.source(), enumerator.snapshot_state())
+    finally:
+        database.sql("DROP FOREIGN DATA WRAPPER {}_far CASCADE")
+
+
 def test_values_of_each_type(database: Changes) -> None:
     database.sql("CREATE TYPE {}.mood AS ENUM ('sad', 'ok'); CREATE DOMAIN {}.amount AS numeric(10, 2)")
     database.create(
