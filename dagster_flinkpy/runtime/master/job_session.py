@@ -70,9 +70,15 @@ class SharedSession:
         return self._tries[1]
 
     def forget(self, lost: SparkSession) -> None:
-        """Forgets a session whose server is gone; :meth:`get` opens another one."""
-        with self._lock:  # another region may have a new one already
-            self._sessions = {own: spark for own, spark in self._sessions.items() if spark is not lost}
+        """Forgets the sessions of a server that is gone; :meth:`get` opens others."""
+        with self._lock:
+            if all(spark is not lost for spark in self._sessions.values()):
+                return  # another region may have new ones already
+            gone = [*self._sessions.values()]
+            self._sessions.clear()
+        for spark in gone:
+            spark.release_session_on_close = False  # nobody would answer
+            spark.stop()  # else it is the active one, which functions of PySpark ask for settings
 
     def close(self) -> None:
         """Closes the sessions, except in mode ``classic``, where they stay open for the next attempt."""

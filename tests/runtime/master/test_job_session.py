@@ -22,8 +22,15 @@ from tests.runtime.programs import environment, events
 
 
 class FakeSession:
+    release_session_on_close = True
+
     def __init__(self) -> None:
         self.tags: list[str] = []
+        self.stopped = False
+
+    def stop(self) -> None:
+        assert not self.release_session_on_close, "a server that is gone would be asked for minutes"
+        self.stopped = True
 
     def addTag(self, tag: str) -> None:
         self.tags.append(tag)
@@ -47,12 +54,13 @@ def test_another_session_is_opened_when_the_server_is_lost(shared: SharedSession
     regions = [JobSession(shared), JobSession(shared)]
     for number, region in enumerate(regions):
         region.begin(f"region-{number}", "an epoch")
-    lost = shared.get()
+    lost, own = shared.get(), shared.get(own=True)
     with pytest.raises(SparkUnavailableError), regions[0].open() as spark:
         assert spark is lost
         raise RuntimeError("the server ended")
     found = shared.get()
-    assert found is not lost
+    assert found is not lost and shared.get(own=True) is not own, "one server has both"
+    assert [session.stopped for session in (lost, own, found)] == [True, True, False]
     shared.forget(lost)  # another region finds out later
     with regions[1].open() as spark:
         assert spark is found
