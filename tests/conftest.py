@@ -8,7 +8,7 @@ import re
 import sqlite3
 import sys
 import uuid
-from collections.abc import Iterable, Iterator
+from collections.abc import Generator, Iterable, Iterator
 from functools import cache
 from pathlib import Path
 from types import CodeType, ModuleType
@@ -68,6 +68,14 @@ settings.load_profile("any machine")
 def pytest_configure() -> None:
     """Keeps Python's garbage collection from looking at what is imported and collected; hardly any of it is garbage."""
     gc.disable()
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport() -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """Escapes what is no text, such as half an emoji that a test has logged: processes send each other text only."""
+    report = yield
+    report.sections = [(name, text.encode(errors="backslashreplace").decode()) for name, text in report.sections]
+    return report
 
 
 @pytest.hookimpl(optionalhook=True)
