@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 from collections.abc import Collection
 from datetime import timedelta
 from pathlib import Path
@@ -264,3 +265,12 @@ def test_a_lane_that_goes_on_after_the_end_asks_for_no_slots(tmp_path: Path, mon
     monkeypatch.setattr(job_exchange, "start_here", lambda descriptor: pytest.fail("nobody would end it"))
     with pytest.raises(CheckpointError, match="has ended"):
         attempt._exchange.run(make_job(graph, tmp_path), deployed.regions.sessions[0], deployed.slots)
+
+
+@pytest.mark.parametrize(
+    "master",
+    ["spark://127.0.0.1:7077,127.0.0.2:7077", "k8s://https://127.0.0.1:6443", "k8s://https://127.0.0.1", "yarn"],
+)
+def test_the_address_of_the_driver_towards_each_kind_of_cluster(master: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(socket, "gethostbyname", lambda name: "127.0.0.1")
+    assert job_exchange.host_of_driver(SparkSettings(mode="classic", master=master)) == "127.0.0.1"

@@ -61,7 +61,9 @@ def host_of_driver(settings: SparkSettings) -> str:
     """Returns the address of this machine that the executors of Spark reach."""
     if settings.on_this_machine:
         return "127.0.0.1"
-    cluster = urlsplit(settings.remote if settings.remote is not None else settings.master)
+    url = settings.remote if settings.remote is not None else settings.master
+    # A standalone cluster may have several masters; that of Kubernetes is a URL in a URL.
+    cluster = urlsplit(url.partition(",")[0].replace("k8s://http", "http"))
     if cluster.hostname is None:  # such as "yarn"
         return socket.gethostbyname(socket.gethostname())
     return address_towards(cluster.hostname, cluster.port or 1)
