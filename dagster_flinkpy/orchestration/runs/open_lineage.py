@@ -6,6 +6,7 @@ OpenLineage's client is configured as everywhere, by variables such as ``OPENLIN
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import datetime, timezone
@@ -128,6 +129,7 @@ def dataset_name(uri: str) -> tuple[str, str]:
         case "file":
             return "file", f"/{path}"
         case "postgresql":
-            return f"postgres://{parts.netloc if parts.port else f'{parts.netloc}:5432'}", path.replace("/", ".")
+            port = "" if re.search(r":\d+$", parts.netloc) else ":5432"  # there may be several hosts
+            return f"postgres://{parts.netloc}{port}", path.replace("/", ".")
         case scheme:
             return f"{scheme}://{parts.netloc}", path or "/"

@@ -94,6 +94,7 @@ def test_without_a_configuration_nothing_is_sent(words: Words, instance: Dagster
         ("kafka://broker:9092/orders", ("kafka://broker:9092", "orders")),
         ("postgresql://db/shop/public.orders", ("postgres://db:5432", "shop.public.orders")),
         ("postgresql://db:5433/shop/orders", ("postgres://db:5433", "shop.orders")),
+        ("postgresql://a:5433,b:5434/shop/public.t", ("postgres://a:5433,b:5434", "shop.public.t")),
     ],
 )
 def test_datasets_have_the_names_of_open_lineage(uri: str, name: tuple[str, str]) -> None:
