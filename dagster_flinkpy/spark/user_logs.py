@@ -9,21 +9,22 @@ from __future__ import annotations
 import json
 import logging
 import sys
-from collections import Counter
+import threading
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from io import TextIOBase
 from typing import Any
 
-__all__ = ["LogEntry", "UserLogs", "log_here", "pass_on", "print_line"]
+__all__ = ["LogEntry", "LogRelay", "UserLogs", "log_here", "print_line"]
 
 MAX_ENTRIES = 100
-"""The maximum number of log records per level, both those that a task sends and those of a Spark job that the driver
-passes on."""
+"""The maximum number of log records per level, both those that a task sends at a time and those of an epoch that the
+driver passes on."""
 
 MAX_LINES = 1_000
-"""The maximum number of printed lines that a task sends to the driver."""
+"""The same of printed lines."""
 
 MAX_TEXT = 4_000
 """The maximum number of characters of one message or line."""
@@ -59,21 +60,49 @@ class LogEntry:
         return f"[{self.operator}, subtask {self.subtask}, checkpoint {self.checkpoint_id}] {name}{self.text}"
 
 
-def pass_on(
-    entries: Iterable[LogEntry], missing: Mapping[int, int], on_log: Callable[[LogEntry], None], checkpoint_id: int
-) -> None:
-    """Passes a limited number of entries of each level to the run, and then an entry that counts the others."""
-    seen, beyond = Counter[int](), Counter(missing)
-    for entry in entries:
-        seen[entry.level] += 1
-        if seen[entry.level] > (MAX_LINES if entry.level == PRINTED else MAX_ENTRIES):
-            beyond[entry.level] += 1
-        else:
-            on_log(entry)
-    for level, count in sorted(beyond.items()):
-        what = "printed lines" if level == PRINTED else f"{logging.getLevelName(level)} records"
-        text = f"{count} more {what} of user functions were left out; Spark's log has those that workers did not send"
-        on_log(LogEntry("", 0, checkpoint_id, level or logging.INFO, "", text))
+class LogRelay:
+    """Passes a limited number of entries of each level to the run, in each epoch of a region.
+
+    Args:
+        on_log: Takes them.
+    """
+
+    def __init__(self, on_log: Callable[[LogEntry], None]) -> None:
+        self._on_log = on_log
+        self._counts = defaultdict[int, tuple[Counter[int], Counter[int]]](lambda: (Counter(), Counter()))
+        """How many entries of each level there were in the epoch of a region, and how many were left out."""
+
+    def hear(self, region: int, payload: bytes) -> None:
+        """Takes what :meth:`UserLogs.payload` returned, while the epoch goes on."""
+        self._take(region, *UserLogs.parse(payload))
+
+    def end(self, region: int, entries: Iterable[LogEntry], missing: Mapping[int, int], checkpoint_id: int) -> None:
+        """Takes the last entries of an epoch, and passes on how many were left out.
+
+        Args:
+            region: The region.
+            entries: What its tasks have sent.
+            missing: How many they have not sent, by level.
+            checkpoint_id: The checkpoint of the epoch.
+        """
+        self._take(region, entries, missing)
+        _, left_out = self._counts.pop(region)
+        for level, count in sorted(left_out.items()):
+            what = "printed lines" if level == PRINTED else f"{logging.getLevelName(level)} records"
+            text = (
+                f"{count} more {what} of user functions were left out; Spark's log has those that workers did not send"
+            )
+            self._on_log(LogEntry("", 0, checkpoint_id, level or logging.INFO, "", text))
+
+    def _take(self, region: int, entries: Iterable[LogEntry], missing: Mapping[int, int]) -> None:
+        seen, left_out = self._counts[region]
+        left_out.update(missing)
+        for entry in entries:
+            seen[entry.level] += 1
+            if seen[entry.level] > (MAX_LINES if entry.level == PRINTED else MAX_ENTRIES):
+                left_out[entry.level] += 1
+            else:
+                self._on_log(entry)
 
 
 def log_here(entry: LogEntry) -> None:
@@ -102,6 +131,7 @@ class UserLogs:
         self._where = where
         self._entries: list[LogEntry] = []
         self._seen: Counter[int] = Counter()
+        self._lock = threading.Lock()
 
     @contextmanager
     def captured(self) -> Iterator[None]:
@@ -122,24 +152,25 @@ class UserLogs:
 
     def add(self, level: int, logger: str, text: str) -> bool:
         """Takes an entry; returns whether it will reach the driver."""
-        self._seen[level] += 1
-        if self._seen[level] > (MAX_LINES if level == PRINTED else MAX_ENTRIES):
-            return False
         if len(text) > MAX_TEXT:
             text = f"{text[:MAX_TEXT]}... ({len(text)} characters)"
         entry = LogEntry(*self._where(), level, logger, text)
-        self._entries.append(entry)
+        with self._lock:
+            self._seen[level] += 1
+            if self._seen[level] > (MAX_LINES if level == PRINTED else MAX_ENTRIES):
+                return False
+            self._entries.append(entry)
         return True
 
     def payload(self) -> bytes | None:
-        """Returns the entries since the last call as bytes, or None if there are none."""
-        if not self._seen:
+        """Returns the entries since the last call as bytes, or None if there are none. Any thread may call it."""
+        with self._lock:
+            entries, self._entries = self._entries, []
+            seen, self._seen = self._seen, Counter()
+        if not seen:
             return None
-        kept = Counter(entry.level for entry in self._entries)
-        dropped = {level: count - kept[level] for level, count in self._seen.items() if count > kept[level]}
-        entries, self._entries = [asdict(entry) for entry in self._entries], []
-        self._seen.clear()
-        return json.dumps({"entries": entries, "dropped": list(dropped.items())}).encode()
+        dropped = seen - Counter(entry.level for entry in entries)
+        return json.dumps({"entries": [asdict(entry) for entry in entries], "dropped": list(dropped.items())}).encode()
 
     @staticmethod
     def parse(payload: bytes) -> tuple[list[LogEntry], dict[int, int]]:

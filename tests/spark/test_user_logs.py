@@ -4,21 +4,25 @@ from __future__ import annotations
 
 import io
 import logging
+import os
+import select
 import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from dagster_flinkpy.common.exchange_options import ExchangeMode, ExchangeOptions
 from dagster_flinkpy.common.typeinfo import Types
-from dagster_flinkpy.datastream import KeyedProcessFunction
+from dagster_flinkpy.datastream import KeyedProcessFunction, MapFunction
 from dagster_flinkpy.errors import UserFunctionError
 from dagster_flinkpy.runtime.master.job import JobAttempt, JobConfig
 from dagster_flinkpy.spark import user_logs
 from dagster_flinkpy.spark.sessions import SparkSettings
-from dagster_flinkpy.spark.user_logs import LogEntry, UserLogs, log_here, pass_on
+from dagster_flinkpy.spark.user_logs import LogEntry, LogRelay, UserLogs, log_here
 from dagster_flinkpy.storage import StorageLocation
 from tests.runtime.programs import FolderSink, environment
+from tests.waiting import LIMIT
 
 log = logging.getLogger("shop.orders")
 
@@ -121,10 +125,33 @@ def test_the_run_gets_so_many_of_each_level_and_then_a_count(monkeypatch: pytest
     monkeypatch.setattr(user_logs, "MAX_ENTRIES", 2)
     entries = [LogEntry("op", i, 7, logging.INFO, "shop", str(i)) for i in range(4)]
     taken: list[LogEntry] = []
-    pass_on([*entries, LogEntry("op", 0, 7, 0, "", "line")], {logging.INFO: 10}, taken.append, 7)
+    relay = LogRelay(taken.append)
+    relay.end(1, [*entries, LogEntry("op", 0, 7, 0, "", "line")], {logging.INFO: 10}, 7)
     assert [entry.text for entry in taken[:3]] == ["0", "1", "line"]
     assert str(taken[3]).startswith("[checkpoint 7] 12 more INFO records of user functions were left out")
     assert len(taken) == 4
+
+
+def test_what_comes_amid_an_epoch_counts_until_it_is_over(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(user_logs, "MAX_LINES", 3)
+    taken: list[LogEntry] = []
+    relay, logs = LogRelay(taken.append), logs_of()
+    for _ in range(2):
+        for text in "abcd":
+            logs.add(user_logs.PRINTED, "", text)
+        payload = logs.payload()
+        assert payload is not None
+        relay.hear(1, payload)
+    relay.end(2, [], {}, 7)
+    assert [entry.text for entry in taken] == ["a", "b", "c"]
+    relay.end(1, entries_of_text("e"), {}, 7)
+    assert str(taken[3]).startswith("[checkpoint 7] 6 more printed lines of user functions were left out")
+    relay.end(1, entries_of_text("f"), {}, 8)
+    assert [entry.text for entry in taken[4:]] == ["f"]
+
+
+def entries_of_text(text: str) -> list[LogEntry]:
+    return [LogEntry("op", 0, 7, user_logs.PRINTED, "", text)]
 
 
 def test_without_a_run_they_are_logged_and_printed_here(
@@ -165,6 +192,50 @@ def double(value: int) -> tuple[int]:
     logging.getLogger("shop.double").warning("doubles %d", value)
     print(f"prints {value}")
     return (value * 2,)
+
+
+class Asks(MapFunction):
+    """Prints, and waits for an answer; closes with a word.
+
+    Args:
+        answer: A pipe.
+    """
+
+    def __init__(self, answer: Path) -> None:
+        self._answer = answer
+
+    def map(self, value: int) -> tuple[bool]:
+        print("is anybody there?")
+        answer = os.open(self._answer, os.O_RDWR)
+        answered, _, _ = select.select([answer], [], [], LIMIT)
+        return (bool(answered),)
+
+    def close(self) -> None:
+        print("bye")
+
+
+@pytest.mark.spark
+def test_they_come_from_tasks_that_live_while_a_function_takes_long(
+    spark_settings: SparkSettings, tmp_path: Path
+) -> None:
+    env, sink, said = environment(1), FolderSink(tmp_path / "out"), list[str]()
+    os.mkfifo(tmp_path / "answer")
+    numbers = env.from_collection([1], Types.LONG()).uid("numbers").rebalance()
+    asks = numbers.map(Asks(tmp_path / "answer"), Types.TUPLE([Types.BOOLEAN()])).uid("asks")
+    asks.sink_to(sink).uid("sink")
+
+    def hear(entry: LogEntry) -> None:
+        said.append(entry.text)
+        if entry.text == "is anybody there?":
+            with (tmp_path / "answer").open("w") as answer:
+                answer.write("yes")
+
+    exchange = ExchangeOptions(ExchangeMode.PIPELINED)
+    config = JobConfig("job", StorageLocation(str(tmp_path / "checkpoints")), spark_settings, exchange=exchange)
+    with JobAttempt(env.get_job_graph(), config, owner="test", on_log=hear) as attempt:
+        list(attempt.run_epochs())
+    assert sink.rows() == [(True,)]
+    assert said == ["is anybody there?", "bye"]
 
 
 @pytest.mark.spark

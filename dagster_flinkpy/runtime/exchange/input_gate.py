@@ -62,8 +62,7 @@ class InputGate:
         Raises:
             CheckpointError: The gate does not have the channel.
         """
-        channel = self._channels.get((row.edge, row.channel))
-        if channel is None:
+        if (channel := self._channels.get((row.edge, row.channel))) is None:
             raise CheckpointError(f"a gate received data of channel {(row.edge, row.channel)}, which it does not have")
         with self._lock:
             self._buffers += row.kind is Kind.BUFFER

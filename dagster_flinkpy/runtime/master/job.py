@@ -67,7 +67,7 @@ from dagster_flinkpy.runtime.master.results import EpochResults
 from dagster_flinkpy.runtime.master.slots.job_slots import JobSlots
 from dagster_flinkpy.runtime.master.watchdog import Watchdog
 from dagster_flinkpy.runtime.shuffle.wire import WireRow
-from dagster_flinkpy.spark.user_logs import LogEntry, log_here, pass_on
+from dagster_flinkpy.spark.user_logs import LogEntry, LogRelay, log_here
 
 __all__ = ["JobAttempt", "JobConfig"]
 
@@ -162,7 +162,7 @@ class JobAttempt(AttemptRuns):
         """How many open transactions of dead attempts were aborted."""
         self._owner, self._led_by, self._takes_over = owner, led_by, take_over
         self._start_over = start_empty or restore_from is not None if start_over is None else start_over
-        self._on_progress, self._on_log = on_progress, on_log
+        self._on_progress, self._on_log, self._logs = on_progress, on_log, LogRelay(on_log)
         self._restore = Restore(
             path=restore_from,
             start_empty=start_empty,
@@ -416,6 +416,7 @@ class JobAttempt(AttemptRuns):
             lambda: self._transactions.check_leader(),
             graph,
             lambda region: self._deployed.regions.planners[region].coordinators,
+            self._logs.hear,
         )
 
     def _create_lease_keeper(self) -> LeaseKeeper:
@@ -472,7 +473,7 @@ class JobAttempt(AttemptRuns):
             if error is None and self._deployed.master.error is None:
                 last = 0 if self.latest is None else self.latest.checkpoint_id
                 results = EpochResults.of(self._exchange.finish(), last)
-                pass_on(results.logs, results.missing_logs, self._on_log, last)
+                self._logs.end(0, results.logs, results.missing_logs, last)
                 if results.failure is not None:
                     return results.failure.error
         except FlinkPyError as late:
@@ -565,7 +566,7 @@ class JobAttempt(AttemptRuns):
     # --- what the lanes do -------------------------------------------------------------------------------------------
 
     def _on_results(self, results: EpochResults, job: EpochJob) -> None:
-        pass_on(results.logs, results.missing_logs, self._on_log, job.checkpoint_id)
+        self._logs.end(job.region, results.logs, results.missing_logs, job.checkpoint_id)
 
     def _on_spark(self, job: EpochJob, open_epoch: OpenEpoch | None = None) -> Sequence[WireRow]:
         """Runs the tasks of a region for an epoch, where and as the exchange says."""

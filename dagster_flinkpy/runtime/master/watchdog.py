@@ -82,8 +82,7 @@ class Watchdog:
         if self._hung is not None:
             raise self._hung
         caller = threading.get_ident()
-        worker = self._workers.get(caller)
-        if worker is None:
+        if (worker := self._workers.get(caller)) is None:
             worker = self._workers[caller] = _Worker("flinkpy-watched")
         done: Future[T] = worker.begin(partial(step, *args, **kwargs))
         try:

@@ -40,6 +40,7 @@ _END_SECONDS = 30.0
 process of its own then ends without them."""
 _BATCH_BYTES = 64 << 20
 """Rows for the driver are sent when they have this size. Arrow cannot address more than 2 GiB of payloads at once."""
+_LOG_SECONDS = 1.0  # until the driver hears at the latest what functions log and print
 _SWITCH_SECONDS = 0.002
 """How long a thread may run Python while others wait: a record must not wait for long while a snapshot is uploaded. But
 each thread that waits wakes up as often, and there is one per slot that sends."""
@@ -221,8 +222,13 @@ class TaskExecutor:
         self.end()
 
     def _beat(self) -> None:
-        while not self._over.wait(self._descriptor.heartbeat_seconds):
-            self._say(frame("heartbeat"))
+        seconds, due = self._descriptor.heartbeat_seconds, 0.0
+        while not self._over.wait(min(seconds, _LOG_SECONDS)):
+            if self._current is not None:  # its thread may be busy with a function for long
+                self._send_logs(self._current.id)
+            if time.monotonic() >= due:
+                due = time.monotonic() + seconds
+                self._say(frame("heartbeat"))
 
     def _watch(self) -> None:
         descriptor = self._descriptor
@@ -279,6 +285,7 @@ class TaskExecutor:
             cancel = partial(deployment.cancel, fields.get("last"))
             self._remove(deployment, cancel if kind == "cancel" else deployment.finish)
             self._send_rows()
+            self._send_logs(name)
             self._say(frame("ended", deployment=name))
 
     def _deploy(self, name: str, fields: dict[str, Any], body: bytes) -> None:
@@ -336,8 +343,7 @@ class TaskExecutor:
             return
         rows_of_all, self._rows = self._rows, {}
         for name, rows in rows_of_all.items():
-            if self._logs is not None and (logs := self._logs.payload()) is not None:
-                rows.append(WireRow(0, NO_EDGE, 0, 0, Kind.LOG, pa.py_buffer(logs)))
+            self._send_logs(name)
             part, size = list[WireRow](), 0
             for row in rows:
                 part.append(row)
@@ -347,6 +353,10 @@ class TaskExecutor:
                     part, size = [], 0
             if part:
                 self._send_part(name, part)
+
+    def _send_logs(self, deployment: str) -> None:
+        if self._logs is not None and (logs := self._logs.payload()) is not None:
+            self._send_part(deployment, [WireRow(0, NO_EDGE, 0, 0, Kind.LOG, pa.py_buffer(logs))])
 
     def _send_part(self, deployment: str, rows: Sequence[WireRow]) -> None:
         batch = batch_of([(r.target, r.edge, r.channel, r.seq, int(r.kind)) for r in rows], [r.payload for r in rows])
@@ -397,6 +407,5 @@ class TaskExecutor:
                 continue
             credits, deployment.credits = deployment.credits, {}
             for slot, each in credits.items():
-                replies = self._incoming.get((deployment.id, slot))
-                if replies is not None:
+                if (replies := self._incoming.get((deployment.id, slot))) is not None:
                     replies.send(of_credits(each))

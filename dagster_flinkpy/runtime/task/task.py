@@ -60,8 +60,7 @@ class StageTask(StreamTask):
             return
         with self._logs.captured():
             yield from self._run(rows)
-        payload = self._logs.payload()
-        if payload is not None:
+        if (payload := self._logs.payload()) is not None:
             self._output.add(self.index, NO_EDGE, self.index, 0, Kind.LOG, payload)
             yield from self._output.drain()
 

@@ -109,8 +109,7 @@ class Transactions:
 
     def _check_kept(self, latest: CheckpointMetadata) -> None:
         """Checks that sinks still have what is known to be committed: the latest checkpoint, or one before it."""
-        known = self._attempt.committed
-        if known is None:
+        if (known := self._attempt.committed) is None:
             return
         if known > latest.checkpoint_id:
             self.check_leader()

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from datetime import timedelta
+from functools import partial
 
 from dagster_flinkpy.common.exchange_options import ExchangeMode
 from dagster_flinkpy.datastream.functions import function_of
@@ -74,9 +75,10 @@ class JobExchange:
         check_leader: Callable[[], object],
         graph: JobGraph,
         coordinators_of: Callable[[int], OperatorCoordinators],
+        on_logs: Callable[[int, bytes], object],
     ) -> None:
         self._config, self._shared, self._progress = config, shared, progress
-        self._coordinators_of = coordinators_of
+        self._coordinators_of, self._on_logs = coordinators_of, on_logs
         self._check_leader = check_leader
         self._mode = config.exchange.mode
         self._needs_live = _reason_for_live(graph)
@@ -262,11 +264,10 @@ class JobExchange:
     @contextmanager
     def _used(self, pool: SlotPool, job: EpochJob, session: JobSession) -> Iterator[PipelinedRegion]:
         """Provides a region, and lets the interruption of its session end what it does."""
-        region = self._regions.get(job.region)
-        if region is None:
+        if (region := self._regions.get(job.region)) is None:
             same_machine = self._config.in_process or self._config.spark.on_this_machine
             region = self._regions[job.region] = PipelinedRegion(pool, self._progress, same_machine=same_machine)
-        region.coordinators = self._coordinators_of(job.region)
+        region.coordinators, region.on_logs = self._coordinators_of(job.region), partial(self._on_logs, job.region)
         region.slots_per_process = self._per_process
         region.resume()
         with session.interruptible(region.interrupt):

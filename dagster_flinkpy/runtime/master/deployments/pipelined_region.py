@@ -82,6 +82,7 @@ class _Deployment:
         """The slots whose tasks are cancelled or have finished."""
         self.rows: list[WireRow] = []
         """What the tasks have sent since the last epoch."""
+        self.logs: list[WireRow] = []  # what their functions have logged and printed
         self.acknowledged: Counter[int] = Counter()
         """How many subtasks have acknowledged each checkpoint."""
         self.missing_requests = 0
@@ -168,6 +169,7 @@ class PipelinedRegion:
 
     coordinators: OperatorCoordinators
     """The coordinators of its functions; whoever uses the region sets them."""
+    on_logs: Callable[[bytes], object]  # takes what functions log and print amid an epoch; likewise
     slots_per_process = 1
 
     def __init__(self, pool: SlotPool, progress: Callable[[str], object], *, same_machine: bool) -> None:
@@ -213,7 +215,7 @@ class PipelinedRegion:
         deployment.last = job.checkpoint_id
         end = deployment.epochs << SEQ_BITS
         with self._changed:
-            rows, deployment.rows = deployment.rows, []
+            rows, deployment.rows, deployment.logs = [*deployment.logs, *deployment.rows], [], []
             if open_epoch is not None and not deployment.failed:
                 deployment.rows = [row for row in rows if row.kind is Kind.COLLECT and row.seq >= end]
                 rows = [row for row in rows if row.kind is not Kind.COLLECT or row.seq < end]
@@ -348,8 +350,12 @@ class PipelinedRegion:
             left = INTERVAL_SECONDS if until is None else until - time.monotonic()
             if left <= 0:
                 break
-            woken = self._wait_for(lambda: over() or self.coordinators.has_mail, left)
-            if not woken and update is not None:
+            self._wait_for(lambda: over() or self.coordinators.has_mail or bool(deployment.logs), left)
+            with self._changed:
+                logs, deployment.logs = deployment.logs, []
+            for row in logs:
+                self.on_logs(row.payload.to_pybytes())
+            if update is not None:
                 update()
             self.coordinators.work()
         if deployment.cut_off:  # most likely because the other slot is gone, which the driver is about to see
@@ -402,14 +408,13 @@ class PipelinedRegion:
         Raises:
             SlotLostError: They took longer, or a process has ended.
         """
-        deployment = self._deployment
-        if deployment is None:
+        if (deployment := self._deployment) is None:
             return []
         self._end("finish", seconds)
         self.coordinators.work()
         if deployment.lost is not None:
             raise deployment.lost[1]
-        return deployment.rows
+        return [*deployment.logs, *deployment.rows]
 
     def give_back(self) -> None:
         """Cancels the tasks, and ends their slots."""
@@ -417,8 +422,7 @@ class PipelinedRegion:
         self._pool.release(self._names)
 
     def _end(self, kind: str, seconds: float) -> None:
-        deployment = self._deployment
-        if deployment is None:
+        if (deployment := self._deployment) is None:
             return
         deployment.say(kind, last=deployment.last)
 
@@ -461,7 +465,7 @@ class PipelinedRegion:
                     if not self.coordinators.on_message(message):
                         known.hear(row.target, message)
                     continue
-                known.rows.append(row)
+                (known.logs if row.kind is Kind.LOG else known.rows).append(row)
                 if row.kind is Kind.FAILURE:
                     error = error_from_json(row.payload.to_pybytes())
                     if isinstance(error, SlotLostError) and not known.failed:

@@ -183,8 +183,7 @@ class RegionState:
 
     def _to(self, phase: Phase) -> None:
         """Goes to another phase, with what belongs to the transition."""
-        transition = _TRANSITIONS.get((self.phase, phase))
-        if transition is None:
+        if (transition := _TRANSITIONS.get((self.phase, phase))) is None:
             raise IllegalStateTransitionError(
                 f"region {self.number} cannot go from {self.phase.name} to {phase.name}; its epochs: "
                 + (", ".join(f"{each.checkpoint_id} {each.stage.name}" for each in self._epochs) or "none")

@@ -120,8 +120,7 @@ class JobSlots:
         """
         if self.had is not None and self.had >= self.needed:
             return
-        slots = slots_of_local_master(self._settings)
-        if slots is None:
+        if (slots := slots_of_local_master(self._settings)) is None:
             needed = self.needed_to_live() if wait else 0
             slots = await_slots(lambda: ask_for_slots(spark), lambda _: needed)
             self.copied = copies_slow_tasks(spark)
@@ -156,8 +155,7 @@ class JobSlots:
         Raises:
             NoResourceAvailableError: There are fewer slots, or Spark does not say how many there are.
         """
-        slots = slots_of_local_master(self._settings)
-        if slots is None:
+        if (slots := slots_of_local_master(self._settings)) is None:
             session.begin(f"flinkpy-{self._job_id}-slots", f"the slots of job {self._job_id!r}")
             with session.open() as spark:
                 slots = await_slots(
