@@ -531,7 +531,8 @@ def _configure(session: SparkSession, server: str, conf: Mapping[str, str], log:
     try:
         for key, value in conf.items():
             session.conf.set(key, value)
-        session.conf.get("spark.master", None)  # with a wrong setting, a server would answer to no query at all
+        if not conf:  # with a wrong setting, a server would answer to no query at all
+            session.conf.get("spark.sql.session.timeZone")
     except PySparkException as error:
         session.stop()
         reason = str(error).strip().partition("\n")[0]
