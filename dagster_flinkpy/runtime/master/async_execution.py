@@ -77,8 +77,7 @@ class BackgroundJob:
             now = self._status()
             # It is only over, or suspended, when its result is there.
             return now if now in (JobStatus.RESTARTING, JobStatus.FAILING) else JobStatus.RUNNING
-        error = self.result.exception()
-        if error is None:
+        if (error := self.result.exception()) is None:
             return JobStatus.FINISHED
         return JobStatus.CANCELED if isinstance(error, JobCancelledError) else JobStatus.FAILED
 

@@ -295,8 +295,7 @@ class AttemptRuns(ABC):
         deployed = self._deployed
         if deployed.master.error is None:
             deployed.master.settle()
-        latest = deployed.attempt.latest
-        if latest is None:
+        if (latest := deployed.attempt.latest) is None:
             raise CheckpointError(
                 f"job {self.config.job_id!r} has no completed checkpoint to make a savepoint of: run it first"
             )

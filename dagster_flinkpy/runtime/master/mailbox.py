@@ -91,8 +91,7 @@ class Mailbox(ABC):
         Returns:
             The work; None if the time is over, or after `wake`.
         """
-        done = self._take(until_ms)
-        if done is not None:
+        if (done := self._take(until_ms)) is not None:
             self.busy[done.lane] -= 1
         return done
 

@@ -73,8 +73,7 @@ class _ColumnState(BatchState):
         return known[1]
 
     def _seats_of(self, descriptor: ValueStateDescriptor, keys: pa.Array[Any]) -> npt.NDArray[np.int64]:
-        bound = self._keys
-        if bound is None:
+        if (bound := self._keys) is None:
             raise ConfigurationError(f"operator {self._uid!r}: state can only be used in process_batch()")
         if keys is bound.column:
             if self._seats is None:

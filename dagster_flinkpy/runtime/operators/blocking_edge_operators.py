@@ -48,6 +48,5 @@ class BlockingEdgeSourceOperator(SourceOperator):
         return StreamBatch(vertex.output_type, timestamps, column=column.field("value"), producer=vertex.uid)
 
     def _end_split(self, split: SourceSplit) -> None:
-        watermark = split.properties["watermark"]
-        if watermark is not None:
+        if (watermark := split.properties["watermark"]) is not None:
             self._time.watermark = max(self._time.watermark, watermark)

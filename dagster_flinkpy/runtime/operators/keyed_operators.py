@@ -116,8 +116,7 @@ class KeyedContext(RecordContext):
 
 def touch_keys(backend: ColumnarKeyedStateBackend, keys: KeyColumn, *, beside: bool = False) -> npt.NDArray[np.int64]:
     """Reads the state of all keys of a batch at once, and returns the seat of each. See ``touch_column``."""
-    encoded = keys.encoded
-    if encoded is None:
+    if (encoded := keys.encoded) is None:
         return backend.touch_column(keys.column, keys.hashes, beside=beside)
     distinct = encoded.dictionary
     seats = backend.touch_column(distinct, hash_keys(keys.type_info, distinct), beside=beside)
@@ -233,8 +232,7 @@ class KeyedProcessOperator(KeyedOperator):
         value: Any = UNKNOWN
         try:
             for keys.seat, value, record.time in records:
-                results = function(value, record)
-                if results is None:
+                if (results := function(value, record)) is None:
                     continue
                 if type(results) is not GeneratorType:
                     collector.collect(results, record.time)
@@ -262,8 +260,7 @@ class KeyedProcessOperator(KeyedOperator):
         record.domain = domain
         for record.time in times:
             try:
-                results = on_timer(record.time, record)
-                if results is not None:
+                if (results := on_timer(record.time, record)) is not None:
                     collect(results, record.time)
             except USER_EXCEPTIONS as e:
                 raise self.user_error(e, "on_timer()", key=self.backend.key_context.current_key()) from e

@@ -420,8 +420,7 @@ class OperatorTask:
             self.send_status(origin, self._valve.idle_in(origin, self._position))
 
     def _send_own_watermark(self) -> None:
-        own = self.operator.own_watermark
-        if own is not None:
+        if (own := self.operator.own_watermark) is not None:
             self.send_watermark(self.vertex.uid, own)
 
     def send_watermark(self, origin: str, watermark: int) -> None:

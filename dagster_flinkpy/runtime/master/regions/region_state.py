@@ -280,8 +280,7 @@ class RegionState:
                 for number in self._to_notify:
                     self._tell(NotifySources(self.number, number))
                 self._to_notify.clear()
-            epoch = self._next()
-            if epoch is None:
+            if (epoch := self._next()) is None:
                 return
             if epoch is not waiting:
                 self._add(epoch)

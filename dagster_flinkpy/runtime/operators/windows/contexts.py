@@ -75,8 +75,7 @@ class WindowStates:
 
     def get(self, descriptor: StateDescriptor) -> Any:
         """Returns the state."""
-        known = self._known.get(descriptor.name)
-        if known is not None:
+        if (known := self._known.get(descriptor.name)) is not None:
             before, state = known
             if before is descriptor or (type(before) is type(descriptor) and before.type_info == descriptor.type_info):
                 return state

@@ -83,8 +83,7 @@ class GeneralWindower(Windower):
 
     def _on_timer(self, timestamp: int, window: Any, on_time: Callable[..., Any], cleans: bool) -> None:
         """Asks the trigger when a timer fires. ``cleans`` is whether timers of this kind end windows."""
-        namespace = self._namespace(window)
-        if namespace is None:
+        if (namespace := self._namespace(window)) is None:
             return
         self._contents.set_current_namespace(namespace)
         self._trigger.select(window)
@@ -145,8 +144,7 @@ class MergingWindower(GeneralWindower):
     def _windows(self) -> MergingWindowSet:
         """Returns the windows of the current key."""
         seat = self._operator.backend.key_context.seat
-        windows = self._sets.get(seat)
-        if windows is None:
+        if (windows := self._sets.get(seat)) is None:
             assigner: Any = self._spec.assigner
             windows = MergingWindowSet(assigner, self._mapping, self._codec.encode, self._codec.decode)
             self._sets[seat] = windows

@@ -145,8 +145,7 @@ class SessionWindower(Windower):
 
         each = zip(*(column.tolist() for column in (rows, seats[rows], starts[rows], ends[rows])), strict=True)
         for row, seat, start, end in each:
-            chain = chains.get(seat)
-            if chain is None:
+            if (chain := chains.get(seat)) is None:
                 chain = chains[seat] = sessions.chain(seat)
             found = self._place(chain, seat, start, end, over)
             if not found:
