@@ -32,6 +32,7 @@ from dagster_flinkpy.errors import InputChangedError, SourceReadError
 __all__ = ["read_text"]
 
 _BOM = b"\xef\xbb\xbf"
+_LINE_END = re.compile(rb"\r\n?|\n")
 _PARSERS = 2
 _TINY = re.compile(rb"""[:,\[\s"]-?[0-9.]+[eE]-0*[0-9]{4,}[\s",\]}]""")
 """A value of JSON that may be a decimal, but also text, whose exponent may end the process in Arrow."""
@@ -128,15 +129,22 @@ def _parser(file: TextFile) -> tuple[Parse, int]:
         return _JsonParser(text.produced_type), mark
     if not text.use_header:
         return _csv_parser(file, text, list(text.produced_type.field_names)), mark
-    return _csv_parser(file, text, _header(text, first[mark:])), len(first)
+    quote = text.quote_char.encode() if text.quote_char and text.newlines_in_values else None
+    ends = (
+        found for found in _LINE_END.finditer(first) if quote is None or not first.count(quote, 0, found.start()) % 2
+    )
+    head = next((end.end() for end in ends), len(first))
+    return _csv_parser(file, text, _header(text, first[mark:head])), head
 
 
 def _header(text: CsvReaderFormat, line: bytes) -> list[str]:
     if not line.strip():
         return list(text.produced_type.field_names) if not line else []
+    if text.quote_char is not None and line.count(text.quote_char.encode()) % 2:
+        raise InputChangedError("a quote in its header is not closed" + _advice(text))
     most = line.count(text.column_separator.encode()) + 1
     names = pa_csv.read_csv(
-        pa.py_buffer(line),
+        pa.py_buffer(line + b"\n"),  # a last line without an end is none for PyArrow
         read_options=pa_csv.ReadOptions(autogenerate_column_names=True, use_threads=False),
         parse_options=_parse_options(text),
         convert_options=pa_csv.ConvertOptions(column_types={f"f{i}": pa.string() for i in range(most)}),

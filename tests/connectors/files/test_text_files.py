@@ -88,6 +88,23 @@ def test_names_of_csv_columns_are_text(tmp_path: Path) -> None:
     assert read(CsvReaderFormat.for_row_type(row), tmp_path) == [dict(zip(names, range(1, 8), strict=True))]
 
 
+@pytest.mark.parametrize("newlines_in_values", [False, True])
+@pytest.mark.parametrize("text", ["{}\rx,1\ny,2\n", "\ufeff{}\r\nx,1\r\ny,2\r\n", "{}", "{}\r", "{}\n"])
+def test_a_header_may_end_with_a_carriage_return_or_with_the_file(
+    tmp_path: Path, text: str, newlines_in_values: bool
+) -> None:
+    """Rows up to the next line end were taken for the header, and were lost; a header alone was an error."""
+    name = "a\rb" if newlines_in_values else "a"
+    row = Types.ROW_NAMED(["n", name], [Types.LONG(), Types.STRING()])
+    (tmp_path / "a.csv").write_bytes(text.format(f'"{name}",n').encode())
+    format = CsvReaderFormat.for_row_type(row, newlines_in_values=newlines_in_values)
+    rows = read(format, tmp_path)
+    assert rows == ([{"n": 1, name: "x"}, {"n": 2, name: "y"}] if "x" in text else [])
+    if not newlines_in_values:
+        (tmp_path / "a.csv").write_bytes(text.replace("\n", "\r").format("a,n").encode())
+        assert read(format, tmp_path) == rows
+
+
 def test_csv_without_a_header_has_the_columns_in_their_order(tmp_path: Path) -> None:
     format = CsvReaderFormat.for_row_type(ROWS, use_header=False, column_separator=";", quote_char=None, null_value="-")
     (tmp_path / "a.csv").write_text('1;5" disk\n-;-\n')
@@ -297,6 +314,7 @@ def test_the_limits_of_an_epoch_are_shared_by_subtasks(tmp_path: Path, small: No
         (CSV, "id,name\n1,a\n2\n", r"line 3 \('2'\): .*Expected 2 columns, got 1"),
         (CSV, "id,other\n1,a\n", r"its header has no column 'name', only \['id', 'other'\]"),
         (CSV, "id,name,id\n1,a,1\n", r"its header has column 'id' more than once"),
+        (CSV, '"id\nx",id,name\n1,2,a\n', r"a quote in its header is not closed.*newlines_in_values=True"),
         (CSV, 'id,name\n1,a\n2,"a\nb"\n', r"line 3 .*quote is not closed.*newlines_in_values=True"),
         (CSV, 'id,name\n1,a\n2,"a\n', r"line 3 .*quote is not closed"),
         (CSV, 'id,name\n1,"""a""\\"\n2,"\\"a\\""\n', r"line 3 .*not doubled.*by Spark with escape='\"'"),
