@@ -32,6 +32,7 @@ from dagster_flinkpy.errors import InputChangedError, SourceReadError
 __all__ = ["read_text"]
 
 _BOM = b"\xef\xbb\xbf"
+_NULL_LINE = re.compile(rb"\n[ \t\r]*null")
 _LINE_END = re.compile(rb"\r\n?|\n")
 _PARSERS = 2
 _TINY = re.compile(rb"""[:,\[\s"]-?[0-9.]+[eE]-0*[0-9]{4,}[\s",\]}]""")
@@ -235,6 +236,8 @@ class _JsonParser:
     def __call__(self, data: bytes) -> pa.Array:
         if not data.strip():
             return pa.array([], pa.struct(self._fields))
+        if data.lstrip().startswith(b"null") or _NULL_LINE.search(data):  # the first would end the process in PyArrow
+            raise ValueError("null is no JSON object")
         if self._has_decimals and _TINY.search(data):
             for line in data.splitlines():  # most of what looks like it is text
                 _check_digits(pa.struct(self._fields), json.loads(line, parse_float=str) if line.strip() else None)

@@ -325,6 +325,8 @@ def test_the_limits_of_an_epoch_are_shared_by_subtasks(tmp_path: Path, small: No
         (JSON, '{"id": 1}\n\n{"id":\n2}\n', r"line 3 "),
         (JSON, '{"id": 1}{"id": 2}\n', r"line 1 .*1 line\(s\), but 2 record\(s\): each line must be one JSON object"),
         (JSON, '{"id": 1}\n{"id": 300000000000000000000}\n', r"line 2 "),
+        (JSON, '\n null\n{"id": 1}\n', r"line 2 \(' null'\): null is no JSON object"),  # PyArrow ended the process
+        (JSON, '{"id": 1}\nnull\n', r"line 2 \('null'\): null is no JSON object"),
         (JSON, '{"id": 1}\n{"id": 2, "name": "\udcff"}\n', r"line 2 .*UTF8"),
     ],
 )
