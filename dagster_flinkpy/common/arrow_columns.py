@@ -122,6 +122,15 @@ class BasicColumn:
 class _TemporalColumn(BasicColumn):
     """Dates and times. Arrow alone goes by the first value: it would cut a later ``datetime`` to its date, say."""
 
+    def from_arrow(self, column: pa.Array) -> list[Any]:
+        try:
+            return super().from_arrow(column)
+        except (OverflowError, ValueError) as error:
+            raise TypeMismatchError(
+                f"a {self.name} is before the year 1 or after 9999, and Python has no such value: leave such rows out "
+                "where they are read, or declare an INSTANT for a timestamp with a zone"
+            ) from error
+
     def _build(self, values: Sequence[Any]) -> pa.Array:
         kinds = set(map(type, values)) - {NoneType}
         if len(kinds) > 1:

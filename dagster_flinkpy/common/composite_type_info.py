@@ -108,7 +108,13 @@ class _StructTypeInfo(TypeInformation):
 
     def _columns(self, column: pa.Array) -> list[list[Any]]:
         struct = cast("pa.StructArray", column)
-        return [t.from_arrow(child) for t, child in zip(self.field_types, struct.flatten(), strict=True)]
+        found = []
+        for name, field_type, child in zip(self.field_names, self.field_types, struct.flatten(), strict=True):
+            try:
+                found.append(field_type.from_arrow(child))
+            except TypeMismatchError as e:
+                raise TypeMismatchError(f"field '{name}': {e}") from e
+        return found
 
     def to_json(self) -> Json:
         return {"type": "TUPLE", "fields": [t.to_json() for t in self.field_types]}

@@ -151,6 +151,18 @@ def test_json_describes_a_type(typed: tuple[TypeInformation, Any]) -> None:
     assert kind.arrow_name == str(kind.arrow_type)
 
 
+@pytest.mark.parametrize("kind", [Types.SQL_DATE(), Types.SQL_TIMESTAMP()])
+@pytest.mark.parametrize("days", [-719_163, 2_932_897])  # the days before and after those of Python
+def test_a_time_that_python_does_not_have_is_named(kind: TypeInformation, days: int) -> None:
+    """Spark and files have such times."""
+    row = Types.ROW_NAMED(["n", "d"], [LONG, kind])
+    column = pa.array([None, 0, days], pa.int32()).cast(pa.date32()).cast(kind.arrow_type)
+    rows = pa.StructArray.from_arrays([pa.array([1, 2, 3]), column], fields=list(row.arrow_type))
+    assert [each.n for each in row.from_arrow(rows[:2])] == [1, 2]
+    with pytest.raises(TypeMismatchError, match=f"field 'd': a {kind.name} is before the year 1 or after 9999"):  # type: ignore[attr-defined]
+        row.from_arrow(rows)
+
+
 def test_pickled_values_round_trip() -> None:
     kind = Types.PICKLED_BYTE_ARRAY()
     values = [{"a": {1, 2}}, None, object]
