@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 from zoneinfo import ZoneInfo
 
-from dagster_flinkpy.common.arguments import check_argument, check_name
+from dagster_flinkpy.common.arguments import check_argument, check_name, check_number
 from dagster_flinkpy.common.former_names import missing
 from dagster_flinkpy.common.no_effect import no_effect
 from dagster_flinkpy.common.serialization import Encoder, check_charset
@@ -103,6 +103,9 @@ class FileSourceBuilder:
             discovery_interval: Time between two listings of the folders while a job that runs on waits for input.
                 Besides, the folders are listed when an epoch begins.
         """
+        check_argument(
+            "monitor_continuously()", discovery_interval, Duration, "a Duration, such as Duration.of_minutes(1)"
+        )
         if discovery_interval.millis <= 0:
             raise ConfigurationError(f"discovery_interval must be positive, not {discovery_interval.millis} ms")
         interval = timedelta(milliseconds=discovery_interval.millis)
@@ -171,10 +174,18 @@ class FileSource(Source):
             paths: Files and folders, as texts or as `StorageLocation`.
 
         Raises:
-            ConfigurationError: There is no path.
+            ConfigurationError: There is no path, one is empty, or an argument is something else.
         """
         if not paths:
             raise ConfigurationError("FileSource.for_record_stream_format() needs a path")
+        call, wanted = (
+            "FileSource.for_record_stream_format()",
+            "a StreamFormat, such as StreamFormat.text_line_format()",
+        )
+        check_argument(call, stream_format, StreamFormat, wanted)
+        for path in paths:
+            if not hasattr(path, "url"):
+                check_name(f"{call} as path", path)
         return FileSourceBuilder(
             stream_format, tuple(_absolute(path) if isinstance(path, str) else path for path in paths)
         )
@@ -226,6 +237,7 @@ class RollingPolicy:
         """
         if (rollover_interval, inactivity_interval) != (_MINUTE, _MINUTE):
             no_effect("rollover_interval, inactivity_interval", "no file outlives its checkpoint")
+        check_number("part_size of default_rolling_policy()", part_size, "bytes")
         if part_size <= 0:
             raise ConfigurationError(f"part_size must be positive, not {part_size}")
         return RollingPolicy(part_size)
@@ -262,6 +274,7 @@ class BucketAssigner:
                 other letters are an error, and so are brackets, braces and ``#``.
             timezone_id: A time zone such as ``Europe/Berlin``. Default: that of the machine.
         """
+        check_argument("format_str of date_time_bucket_assigner()", format_str, str, "text such as 'yyyy-MM-dd'")
         parts = format_str.split("'")
         time_format = ""
         for i, part in enumerate(parts):
@@ -274,6 +287,7 @@ class BucketAssigner:
                 "and brackets between single quotes: \"'day='yyyy-MM-dd\""
             )
         if timezone_id is not None:
+            check_name("timezone_id of date_time_bucket_assigner()", timezone_id)
             try:
                 ZoneInfo(timezone_id)
             except (KeyError, OSError, ValueError) as e:
@@ -317,11 +331,13 @@ class OutputFileConfig:
 
         def with_part_prefix(self, prefix: str) -> OutputFileConfig.OutputFileConfigBuilder:
             """Sets the start of file names."""
+            check_argument("with_part_prefix()", prefix, str, "text")
             self.part_prefix = prefix
             return self
 
         def with_part_suffix(self, suffix: str) -> OutputFileConfig.OutputFileConfigBuilder:
             """Sets the end of file names."""
+            check_argument("with_part_suffix()", suffix, str, "text")
             self.part_suffix = suffix
             return self
 
@@ -367,6 +383,8 @@ class FileSink(TwoPhaseCommittingSink):
 
         def with_bucket_assigner(self, bucket_assigner: BucketAssigner) -> FileSink.RowFormatBuilder:
             """Sets the folders below the base path; by default one per hour."""
+            wanted = "a BucketAssigner, such as BucketAssigner.base_path_bucket_assigner()"
+            check_argument("with_bucket_assigner()", bucket_assigner, BucketAssigner, wanted)
             self._sink = replace(self._sink, bucket_assigner=bucket_assigner)
             return self
 
@@ -377,11 +395,13 @@ class FileSink(TwoPhaseCommittingSink):
 
         def with_output_file_config(self, output_file_config: OutputFileConfig) -> FileSink.RowFormatBuilder:
             """Sets the names of files."""
+            check_argument("with_output_file_config()", output_file_config, OutputFileConfig, "an OutputFileConfig")
             self._sink = replace(self._sink, output_file_config=output_file_config)
             return self
 
         def with_rolling_policy(self, rolling_policy: RollingPolicy) -> FileSink.RowFormatBuilder:
             """Sets when files are full."""
+            check_argument("with_rolling_policy()", rolling_policy, RollingPolicy, "a RollingPolicy")
             self._sink = replace(self._sink, rolling_policy=rolling_policy)
             return self
 

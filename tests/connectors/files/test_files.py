@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from datetime import datetime, timezone, tzinfo
 from pathlib import Path
@@ -191,6 +192,27 @@ def test_bad_settings_are_refused() -> None:
     for prefix in ("_part", ".part"):
         with pytest.raises(ConfigurationError, match="readers ignore files that begin with"):
             sink_into(Path("table"), prefix=prefix).validate(Types.STRING())
+
+
+@pytest.mark.parametrize(
+    ("declare", "said"),
+    [
+        (lambda: FileSource.for_record_stream_format(FORMAT, ""), "as path needs text that is not empty, not ''"),
+        (lambda: FileSource.for_record_stream_format(FORMAT, ["/in"]), r"as path needs text .* not \['/in'\]"),
+        (lambda: FileSource.for_record_stream_format("x", "/in"), "needs a StreamFormat"),
+        (lambda: FileSource.for_record_stream_format(FORMAT, "/in").monitor_continuously(5), "needs a Duration"),
+        (lambda: sink_into(Path("table"), prefix=None), r"with_part_prefix\(\) needs text, not None"),
+        (lambda: OutputFileConfig.builder().with_part_suffix(5), r"with_part_suffix\(\) needs text, not 5"),
+        (lambda: sink_into(Path("table"), policy="128 mb"), r"with_rolling_policy\(\) needs a RollingPolicy"),
+        (lambda: RollingPolicy.default_rolling_policy("128 mb"), "part_size of .* needs a whole number of bytes"),
+        (lambda: BucketAssigner.date_time_bucket_assigner(None), "needs text such as 'yyyy-MM-dd'"),
+        (lambda: BucketAssigner.date_time_bucket_assigner(timezone_id=1), "timezone_id of .* needs text"),
+    ],
+)
+def test_wrong_arguments_are_refused_when_they_are_declared(declare: Callable[[], object], said: str) -> None:
+    """An empty path was the working directory; others failed in a task, or were names such as `part-None`."""
+    with pytest.raises(ConfigurationError, match=said):
+        declare()
 
 
 def context(subtask: int = 0, checkpoint: int = 1) -> WriterInitContext:
