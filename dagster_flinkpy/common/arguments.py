@@ -107,12 +107,14 @@ def names_in(call: str, name: str, value: Any) -> tuple[str, ...]:
     """Returns the names in an argument that is a list of columns.
 
     Raises:
-        ConfigurationError: It is something else.
+        ConfigurationError: It is something else, or has a name twice.
     """
     if isinstance(value, str):
         raise ConfigurationError(f"{call} needs a list of columns as {name}, such as [{value!r}]")
     if not isinstance(value, Sequence) or not all(isinstance(each, str) for each in value):
         raise ConfigurationError(f"{call} needs a list of columns as {name}, not {value!r}; without any, leave it out")
+    if len(set(value)) < len(value):
+        raise ConfigurationError(f"{call} has a column twice in {name}: {list(value)}")
     return tuple(value)
 
 

@@ -325,6 +325,7 @@ def test_empty_batches_write_nothing(tmp_path: Path) -> None:
     ("kind", "options", "said"),
     [
         (ParquetSink, {"partition_by": "day"}, r"a list of columns as partition_by, such as \['day'\]"),
+        (ParquetSink, {"partition_by": ["day", "day"]}, r"has a column twice in partition_by"),  # Spark cannot read it
         (CsvSink, {"max_file_bytes": 0}, "positive max_file_bytes"),
         (CsvSink, {"compression": "snappy"}, r"must be one of \['none', 'gzip', 'zstd'\]"),
         (JsonLinesSink, {"partition_by": ["partition"]}, "Dagster's partitions have folders of that name"),
