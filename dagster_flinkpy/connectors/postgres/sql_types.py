@@ -6,7 +6,6 @@ Declarations need this module, so it imports neither PyArrow nor psycopg.
 from __future__ import annotations
 
 import re
-from urllib.parse import urlsplit
 
 from dagster_flinkpy.common.typeinfo import BasicTypeInfo, DecimalTypeInfo, TypeInformation
 from dagster_flinkpy.connectors.columns.column_types import check_json_type, is_nested
@@ -57,8 +56,9 @@ def schema_and_table(name: str) -> tuple[str | None, str]:
 def table_uri(conninfo: str, schema: str | None, table: str) -> str:
     """Returns where a table is, without credentials."""
     if "://" in conninfo:
-        parts = urlsplit(conninfo)
-        place, database = parts.netloc.rpartition("@")[2].lower(), parts.path.strip("/")
+        # Not by urlsplit(): some versions of Python refuse brackets behind another host.
+        [(netloc, path)] = re.findall(r"^.*?://([^/?#]*)([^?#]*)", conninfo, re.DOTALL)
+        place, database = netloc.rpartition("@")[2].lower(), path.strip("/")
         if not re.fullmatch(r"(\[[^]]*\]|[^:,]*)(:\d*)?(,(\[[^]]*\]|[^:,]*)(:\d*)?)*", place):
             raise ConfigurationError(
                 f"conninfo of table {table!r} must be postgresql://user@host:port/database, with several hosts as "
