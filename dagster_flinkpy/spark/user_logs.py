@@ -10,10 +10,11 @@ import json
 import logging
 import sys
 import threading
+import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from io import TextIOBase
 from typing import Any
 
@@ -31,6 +32,9 @@ MAX_TEXT = 4_000
 
 _QUIET = ("asyncio", "boto3", "botocore", "dagster_flinkpy", "grpc", "py4j", "pyspark", "s3transfer", "urllib3")
 """Loggers of the platform. Their records below WARNING are only in the worker's own log."""
+
+_COUNTED_SECONDS = 60.0
+"""How long entries count for these limits amid an epoch: that of a script may take hours."""
 
 PRINTED = 0
 """The level of a printed line."""
@@ -60,21 +64,32 @@ class LogEntry:
         return f"[{self.operator}, subtask {self.subtask}, checkpoint {self.checkpoint_id}] {name}{self.text}"
 
 
+@dataclass
+class _Counts:
+    since: float
+    seen: Counter[int] = field(default_factory=Counter)
+    """How many entries of each level there were."""
+    left_out: Counter[int] = field(default_factory=Counter)
+
+
 class LogRelay:
-    """Passes a limited number of entries of each level to the run, in each epoch of a region.
+    """Passes a limited number of entries of each level to the run, in each epoch of a region, or minute of a long one.
 
     Args:
         on_log: Takes them.
+        clock: Returns monotonic time in seconds.
     """
 
-    def __init__(self, on_log: Callable[[LogEntry], None]) -> None:
-        self._on_log = on_log
-        self._counts = defaultdict[int, tuple[Counter[int], Counter[int]]](lambda: (Counter(), Counter()))
-        """How many entries of each level there were in the epoch of a region, and how many were left out."""
+    def __init__(self, on_log: Callable[[LogEntry], None], clock: Callable[[], float] = time.monotonic) -> None:
+        self._on_log, self._clock = on_log, clock
+        self._counts = defaultdict[int, _Counts](lambda: _Counts(clock()))
 
     def hear(self, region: int, payload: bytes) -> None:
         """Takes what :meth:`UserLogs.payload` returned, while the epoch goes on."""
-        self._take(region, *UserLogs.parse(payload))
+        entries, missing = UserLogs.parse(payload)
+        if entries and self._clock() >= self._counts[region].since + _COUNTED_SECONDS:
+            self.end(region, [], {}, entries[0].checkpoint_id)
+        self._take(region, entries, missing)
 
     def end(self, region: int, entries: Iterable[LogEntry], missing: Mapping[int, int], checkpoint_id: int) -> None:
         """Takes the last entries of an epoch, and passes on how many were left out.
@@ -86,8 +101,7 @@ class LogRelay:
             checkpoint_id: The checkpoint of the epoch.
         """
         self._take(region, entries, missing)
-        _, left_out = self._counts.pop(region)
-        for level, count in sorted(left_out.items()):
+        for level, count in sorted(self._counts.pop(region).left_out.items()):
             what = "printed lines" if level == PRINTED else f"{logging.getLevelName(level)} records"
             text = (
                 f"{count} more {what} of user functions were left out; Spark's log has those that workers did not send"
@@ -95,12 +109,12 @@ class LogRelay:
             self._on_log(LogEntry("", 0, checkpoint_id, level or logging.INFO, "", text))
 
     def _take(self, region: int, entries: Iterable[LogEntry], missing: Mapping[int, int]) -> None:
-        seen, left_out = self._counts[region]
-        left_out.update(missing)
+        counts = self._counts[region]
+        counts.left_out.update(missing)
         for entry in entries:
-            seen[entry.level] += 1
-            if seen[entry.level] > (MAX_LINES if entry.level == PRINTED else MAX_ENTRIES):
-                left_out[entry.level] += 1
+            counts.seen[entry.level] += 1
+            if counts.seen[entry.level] > (MAX_LINES if entry.level == PRINTED else MAX_ENTRIES):
+                counts.left_out[entry.level] += 1
             else:
                 self._on_log(entry)
 

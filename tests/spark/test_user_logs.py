@@ -135,7 +135,7 @@ def test_the_run_gets_so_many_of_each_level_and_then_a_count(monkeypatch: pytest
 def test_what_comes_amid_an_epoch_counts_until_it_is_over(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(user_logs, "MAX_LINES", 3)
     taken: list[LogEntry] = []
-    relay, logs = LogRelay(taken.append), logs_of()
+    relay, logs = LogRelay(taken.append, lambda: 0.0), logs_of()
     for _ in range(2):
         for text in "abcd":
             logs.add(user_logs.PRINTED, "", text)
@@ -148,6 +148,20 @@ def test_what_comes_amid_an_epoch_counts_until_it_is_over(monkeypatch: pytest.Mo
     assert str(taken[3]).startswith("[checkpoint 7] 6 more printed lines of user functions were left out")
     relay.end(1, entries_of_text("f"), {}, 8)
     assert [entry.text for entry in taken[4:]] == ["f"]
+
+
+def test_in_a_long_epoch_they_count_for_a_minute(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(user_logs, "MAX_LINES", 1)
+    taken, now = list[LogEntry](), 0.0
+    relay, logs = LogRelay(taken.append, lambda: now), logs_of()
+    for now in (0.0, 59.0, 60.0, 119.0):
+        logs.add(user_logs.PRINTED, "", str(now))
+        payload = logs.payload()
+        assert payload is not None
+        relay.hear(1, payload)
+    left_out = "1 more printed lines of user functions were left out"
+    assert [entry.text.partition(";")[0] for entry in taken] == ["0.0", left_out, "60.0"]
+    assert taken[1].checkpoint_id == 7
 
 
 def entries_of_text(text: str) -> list[LogEntry]:
