@@ -313,7 +313,7 @@ def _serving(command: Sequence[str], port: int, logs: Path, variables: Mapping[s
         )
         try:
             try:
-                until(lambda: server.poll() is not None or _accepts(port), "it does not answer")
+                until(lambda: server.poll() is not None or _listens(server.pid, port), "it does not answer")
                 assert server.poll() is None, "it has ended"
             except (TimeoutError, AssertionError) as error:
                 raise RuntimeError(f"{command[0]} on port {port}: {error}:\n{log.read_text()[-2000:]}") from None
@@ -327,9 +327,10 @@ def _serving(command: Sequence[str], port: int, logs: Path, variables: Mapping[s
             server.wait()
 
 
-def _accepts(port: int) -> bool:
-    try:
-        with socket.create_connection(("127.0.0.1", port), timeout=1):
-            return True
-    except OSError:
-        return False
+def _listens(server: int, port: int) -> bool:
+    """Returns whether a process, or one below it, listens on a port: before it, a server of another test may."""
+    with suppress(psutil.Error):
+        processes = [psutil.Process(server), *psutil.Process(server).children(recursive=True)]
+        sockets = (each for process in processes for each in process.net_connections("tcp"))
+        return any(each.status == psutil.CONN_LISTEN and each.laddr.port == port for each in sockets)
+    return False
