@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import stat
 import uuid
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
@@ -88,16 +89,18 @@ def make_directory(directory: Path) -> None:
 
     Raises:
         StorageError: A file or a broken link is in its place.
+        FileNotFoundError: Another process has deleted one of them.
     """
     if not directory.is_dir():
         make_directory(directory.parent)
         try:
             directory.mkdir(exist_ok=True)
-        except FileExistsError:
-            raise StorageError(
-                f"cannot write in {directory}: it is a file or a broken link, not a folder. Choose another path, or "
-                "move it away."
-            ) from None
+        except FileExistsError:  # also of a folder that was there, and is gone: FileNotFoundError
+            if not stat.S_ISDIR(directory.lstat().st_mode):
+                raise StorageError(
+                    f"cannot write in {directory}: it is a file or a broken link, not a folder. Choose another path, "
+                    "or move it away."
+                ) from None
         directory_to_disk(directory.parent)
 
 

@@ -426,3 +426,21 @@ def test_a_folder_that_cannot_be_listed_is_no_empty_one(tmp_path: Path, monkeypa
     monkeypatch.setattr(os, "scandir", refuse)
     with pytest.raises(StorageError, match=r"cannot list .*/below: Permission denied\. Check the path"):
         list(LocalObjectStore(tmp_path).list())
+
+
+def test_a_folder_that_another_process_deletes_while_it_is_made(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It was taken for a file: it is there when it is made, and then it is no folder."""
+    real, deleted = Path.mkdir, list[Path]()
+
+    def mkdir(path: Path, *arguments: Any, **named: Any) -> None:
+        if path.name == "store" and not deleted:
+            deleted.append(path)
+            raise FileExistsError(path)
+        real(path, *arguments, **named)
+
+    monkeypatch.setattr(Path, "mkdir", mkdir)
+    LocalObjectStore(tmp_path / "store").put("a", b"1")
+    assert deleted
+    assert (tmp_path / "store" / "a").read_bytes() == b"1"
