@@ -323,11 +323,8 @@ def _pickler() -> Callable[..., Any]:
     reducers: dict[type, Callable[[Any], _Reduced]] = {
         CodeType: lambda code: (_code_in_file, (code.co_filename, *reduce_code(code))),
         CellType: lambda cell: (_make_empty_cell, ()),  # functions fill it
-        cached_property: lambda each: (
-            cached_property,
-            (each.func,),
-            {"attrname": each.attrname},
-        ),  # it may have a lock
+        # Without its lock, which it has before Python 3.12.
+        cached_property: lambda each: (cached_property, (each.func,), {"attrname": each.attrname}),
         WeakKeyDictionary: lambda each: (WeakKeyDictionary, (), None, None, iter(each.items())),  # of singledispatch()
     }
 
