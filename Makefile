@@ -93,8 +93,8 @@ SPARKS ?= 3.5 4.0 4.1 4.2
 MODES ?= local classic
 PROGRAMS ?=
 JOBS ?= tests/assets/demo/test_runner.py tests/systems/test_job_spark.py tests/runtime/master/test_job_exchange.py \
-  tests/runtime/slot tests/runtime/blocking/test_spark_dataframes.py tests/connectors/test_foreach_epoch.py \
-  tests/spark/test_versions.py
+  tests/runtime/slot tests/runtime/blocking/test_from_spark.py tests/runtime/blocking/test_transform_spark.py \
+  tests/connectors/test_foreach_epoch.py tests/spark/test_versions.py
 VERSIONS = $(addprefix compatibility-,$(SPARKS))
 compatibility: $(VERSIONS)
 $(VERSIONS): compatibility-%: install

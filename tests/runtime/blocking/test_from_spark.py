@@ -1,4 +1,4 @@
-"""`from_spark` and `transform_spark`: DataFrames run on a real Spark, other operators usually in the harness."""
+"""`from_spark`: DataFrames run on a real Spark, other operators usually in the harness."""
 
 from __future__ import annotations
 
@@ -21,13 +21,10 @@ from pyspark.errors import AnalysisException
 from pyspark.sql import SparkSession
 
 from dagster_flinkpy.checkpoint.coordinator.coordinator_config import CoordinatorConfig
-from dagster_flinkpy.checkpoint.recomputation import recomputation_of
-from dagster_flinkpy.checkpoint.store import CompletedCheckpointStore
 from dagster_flinkpy.common.time import Instant, Time
 from dagster_flinkpy.common.typeinfo import Types
 from dagster_flinkpy.common.types import Row
-from dagster_flinkpy.datastream import OutputTag, ProcessFunction, TumblingEventTimeWindows
-from dagster_flinkpy.datastream.program.job_graph import JobGraph
+from dagster_flinkpy.datastream import TumblingEventTimeWindows
 from dagster_flinkpy.errors import (
     CheckpointError,
     ConfigurationError,
@@ -46,45 +43,12 @@ from dagster_flinkpy.runtime.throwables import throwable_type
 from dagster_flinkpy.spark.sessions import SparkSettings, get_session
 from dagster_flinkpy.storage import StorageLocation
 from tests.pyspark_versions import since
+from tests.runtime.blocking.dataframes import COUNTED_LONGS, ID, RECORDS, Where, fail_once, fails, parts, run
 from tests.runtime.harness import HarnessAttempt, collect_graph, collected, run_rows
 from tests.runtime.programs import COUNTED, EVENT, CountPerKey, FolderSink, environment, event_time, events
 from tests.waiting import LIMIT
 
 pytestmark = [pytest.mark.spark, pytest.mark.usefixtures("one_server")]
-
-ID = Types.ROW_NAMED(["id"], [Types.LONG()])
-RECORDS = [("a", 1, 2), ("b", 2, 3), ("a", 3, 5), ("c", 4, 7), ("b", 50, 1), ("a", 60, 1)]
-
-
-def run(graph: JobGraph, folder: Path, *, epochs: int | None = None, **options: Any) -> list[Any]:
-    """Runs a job to its end or for some epochs, and returns the collected records."""
-    records: list[Any] = []
-    with HarnessAttempt(graph, folder, **options) as attempt:
-        while not attempt.finished and (epochs is None or epochs > 0):
-            attempt.run_epoch()
-            epochs = None if epochs is None else epochs - 1
-            if "collect" in {v.uid for v in graph.vertices}:
-                records += collected(attempt.graph, attempt.collected)
-    return records
-
-
-def parts(folder: Path, uid: str) -> list[str]:
-    """Returns the names of the attempts that have parts in the store."""
-    found = (folder / "job" / "exchange" / uid / "parts").rglob("*.arrow")
-    return sorted({path.parent.name.partition(".")[0] for path in found})
-
-
-def fail_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Makes the write of the checkpoint fail once, after everything else is done."""
-    with_metadata = "dagster_flinkpy.runtime.master.job.CompletedCheckpointStore.write_metadata"
-
-    def fails(*_: Any) -> None:
-        raise StorageError("the store is away")
-
-    monkeypatch.setattr(with_metadata, fails)
-
-
-# --- from_spark -------------------------------------------------------------------------------------------------------
 
 COLUMNS = [
     "id",
@@ -175,16 +139,6 @@ def test_runs_on_the_local_server_do_not_see_the_views_and_settings_of_each_othe
     assert not spark.catalog.tableExists("orders")
 
 
-class Where(ProcessFunction):
-    """Emits the subtask of a record, the record, and its event time."""
-
-    def open(self, runtime_context: Any) -> None:
-        self._subtask = runtime_context.get_index_of_this_subtask()
-
-    def process_element(self, value: Any, ctx: Any) -> Any:
-        yield self._subtask, value[0], ctx.timestamp()
-
-
 @pytest.mark.parametrize(("parallelism", "partitions"), [(1, 3), (2, 5), (3, 2)])
 def test_the_rows_of_a_partition_stay_together_and_in_order(tmp_path: Path, parallelism: int, partitions: int) -> None:
     stream = environment(parallelism).from_spark(lambda s: s.range(0, 100, 1, partitions), type_info=ID).uid("rows")
@@ -194,9 +148,6 @@ def test_the_rows_of_a_partition_stay_together_and_in_order(tmp_path: Path, para
     for subtask in range(parallelism):
         wanted = [v for p in range(subtask, partitions, parallelism) for v in range(bounds[p], bounds[p + 1])]
         assert [v for s, v, _ in found if s == subtask] == wanted
-
-
-COUNTED_LONGS = Types.TUPLE([Types.LONG(), Types.LONG(), Types.LONG()])
 
 
 def test_event_time_and_windows(tmp_path: Path) -> None:
@@ -323,10 +274,6 @@ def test_functions_of_a_module_that_workers_cannot_import(tmp_path: Path, monkey
         del sys.modules["flinkpy_spark_form_code"]
 
 
-def _fails(_: Any) -> Any:
-    raise KeyError("no such table")
-
-
 def _udf(spark: Any) -> Any:
     from pyspark.sql.functions import udf
 
@@ -336,7 +283,7 @@ def _udf(spark: Any) -> Any:
 @pytest.mark.parametrize(
     ("rows", "error", "message"),
     [
-        (_fails, UserFunctionError, "operator 'rows' failed: KeyError: 'no such table'"),
+        (fails, UserFunctionError, "operator 'rows' failed: KeyError: 'no such table'"),
         (_udf, UserFunctionError, "operator 'rows' failed: PythonException"),
         (lambda spark: spark.table("nowhere"), UserFunctionError, "operator 'rows' failed: AnalysisException.*nowhere"),
         (lambda spark: spark.range(1).selectExpr("raise_error('bad') id"), UserFunctionError, "bad"),
@@ -458,168 +405,6 @@ def test_on_spark_and_s3_after_a_failure(
         assert attempt.finished
         assert sorted(r.id for r in collected(graph, attempt.collected)) == [1, 3, 5, 7, 9]
     assert list(s3_location.child("job").child("exchange").open().list()) == []
-
-
-# --- transform_spark --------------------------------------------------------------------------------------------------
-
-SUMS = Types.ROW_NAMED(["key", "total"], [Types.STRING(), Types.LONG()])
-
-
-def totals(frame: Any) -> Any:
-    """Returns a total per key."""
-    return frame.groupBy("key").sum("value").withColumnRenamed("sum(value)", "total")
-
-
-def test_an_aggregation_is_one_of_an_epoch(tmp_path: Path) -> None:
-    stream = events(environment(2), RECORDS, per_epoch=2).transform_spark(totals, SUMS).uid("totals")
-    expected = [("a", 2), ("b", 3), ("a", 5), ("c", 7), ("b", 1), ("a", 1)]
-    found = run(collect_graph(stream), tmp_path, epochs=1)
-    found += run(collect_graph(stream), tmp_path, parallelism=3)
-    assert Counter((r.key, r.total) for r in found) == Counter(expected)
-
-
-def test_a_transform_that_is_recomputed_has_each_epoch_by_itself(tmp_path: Path) -> None:
-    def graph(factor: int) -> JobGraph:
-        def changed(df: Any) -> Any:
-            return totals(df).selectExpr("key", f"{factor} * total total")
-
-        stream = events(environment(2), RECORDS, per_epoch=2).blocking(timedelta(days=1))
-        return collect_graph(stream.transform_spark(changed, SUMS).uid("totals"))
-
-    run(graph(1), tmp_path, epochs=2)
-    latest = CompletedCheckpointStore(StorageLocation(str(tmp_path / "job")).open()).latest()
-    assert latest is not None
-    recomputation = recomputation_of(latest, graph(10), ["totals"])
-    assert "totals" in recomputation.operators
-    found = run(graph(10), tmp_path, recomputation=recomputation)
-    expected = [("a", 20), ("b", 30), ("a", 50), ("c", 70), ("b", 10), ("a", 10)]
-    assert Counter((r.key, r.total) for r in found) == Counter(expected)
-
-
-def test_event_time_passes(tmp_path: Path) -> None:
-    doubled = Types.ROW_NAMED(["key", "twice"], [Types.STRING(), Types.LONG()])
-    stream = events(environment(2), RECORDS, per_epoch=2)
-    twice = stream.transform_spark(lambda df: df.selectExpr("key", "2 * value twice", "rowtime"), doubled).uid("twice")
-    sums = twice.key_by("key").window(TumblingEventTimeWindows.of(Time.milliseconds(10))).sum("twice").uid("sums")
-    graph = collect_graph(sums)
-    assert run(graph, tmp_path, epochs=2) == []
-    with HarnessAttempt(graph, tmp_path) as attempt:
-        assert attempt.restored is not None
-        assert {s.watermark for o in attempt.restored.operators for s in o.subtasks if o.uid == "sums"} == {2}
-    found = run(graph, tmp_path)
-    assert sorted((r.key, r.twice) for r in found) == [("a", 2), ("a", 14), ("b", 2), ("b", 6), ("c", 14)]
-
-
-@pytest.mark.parametrize(
-    ("function", "times"),
-    [
-        (lambda df: df.select("value", "rowtime"), [1, 2]),
-        (lambda df: df.select("value"), [-(2**63)] * 2),
-        (lambda df: df.selectExpr("value", "if(value = 2, null, rowtime + 1) rowtime"), [-(2**63), 3]),
-    ],
-)
-def test_what_event_time_the_records_have(tmp_path: Path, function: Callable[[Any], Any], times: list[int]) -> None:
-    value = Types.ROW_NAMED(["value"], [Types.LONG()])
-    stream = events(environment(), RECORDS[:2]).transform_spark(function, value).uid("values")
-    found = run(collect_graph(stream.process(Where(), COUNTED_LONGS)), tmp_path)
-    assert [(v, t) for _, v, t in found] == list(zip([2, 3], times, strict=True))
-
-
-def test_a_record_without_event_time_has_none_in_the_data_frame(tmp_path: Path) -> None:
-    stream = environment().from_collection([(1,)], Types.TUPLE([Types.LONG()])).uid("numbers")
-    out = Types.ROW_NAMED(["f0", "none"], [Types.LONG(), Types.BOOLEAN()])
-    timeless = stream.transform_spark(lambda df: df.selectExpr("f0", "rowtime is null none"), out).uid("t")
-    assert run(collect_graph(timeless), tmp_path) == [Row(f0=1, none=True)]
-
-
-def test_a_failed_epoch_is_computed_again_from_the_segments(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    sink = FolderSink(tmp_path / "table")
-    env = environment(2)
-    stream = events(env, RECORDS, per_epoch=2).transform_spark(totals, SUMS).uid("totals")
-    stream.map(lambda r: (r.key, r.total), Types.TUPLE([Types.STRING(), Types.LONG()])).uid("map").sink_to(sink).uid(
-        "sink"
-    )
-    graph = env.get_job_graph()
-    run(graph, tmp_path, epochs=1)
-
-    class Fails(HarnessAttempt):
-        def _on_spark(self, job: EpochJob) -> list[WireRow]:
-            rows = super()._on_spark(job)
-            if job.region == 1:
-                raise StorageError("away")
-            return rows
-
-    with pytest.raises(StorageError), Fails(graph, tmp_path) as attempt:
-        attempt.run_epoch()
-    assert sink.rows() == [("a", 2), ("b", 3)]
-    assert parts(tmp_path, "totals") == ["0000000002"]
-    run(graph, tmp_path, parallelism=3)
-    assert sink.rows() == sorted([("a", 2), ("b", 3), ("a", 5), ("c", 7), ("b", 1), ("a", 1)])
-    assert (sink.staged(), parts(tmp_path, "totals")) == ([], [])
-
-
-def test_an_epoch_without_records_is_left_out(tmp_path: Path) -> None:
-    rows = events(environment(), RECORDS, per_epoch=3).filter(lambda r: r.time > 3).uid("late")
-    count = Types.ROW_NAMED(["n"], [Types.LONG()])
-    counted = rows.transform_spark(lambda df: df.selectExpr("count(*) n"), count).uid("count")
-    assert run(collect_graph(counted), tmp_path) == [Row(n=3)]
-
-
-class Odd(ProcessFunction):
-    def process_element(self, value: Any, ctx: Any) -> Any:
-        yield (OutputTag("odd", ID), value) if value.id % 2 else value
-
-
-def test_united_streams_and_side_outputs_are_one_data_frame(tmp_path: Path) -> None:
-    env = environment(2)
-    split = env.from_collection([Row(i) for i in range(6)], ID).uid("numbers").process(Odd(), ID).uid("split")
-    both = split.union(split.get_side_output(OutputTag("odd", ID)))
-    total = both.transform_spark(lambda df: df.selectExpr("sum(id) id"), ID).uid("total")
-    following = total.transform_spark(lambda df: df.selectExpr("id + 1 id"), ID).uid("next")
-    assert run(collect_graph(following), tmp_path) == [Row(id=16)]
-
-
-@pytest.mark.parametrize(
-    ("function", "error", "message"),
-    [
-        (_fails, UserFunctionError, "operator 't' failed: KeyError"),
-        (
-            lambda df: df.count(),
-            InputTypeError,
-            "operator 't': .* must return a Spark DataFrame, not 2, which is int",
-        ),
-        (
-            lambda df: df.select("key"),
-            InputTypeError,
-            "operator 't': the DataFrame has no column 'total'; its columns are 'key'",
-        ),
-        (
-            lambda df: df.selectExpr("key", "value total", "current_timestamp() rowtime"),
-            InputTypeError,
-            "operator 't': column 'rowtime' of the DataFrame is timestamp; event time must be int milliseconds",
-        ),
-    ],
-)
-def test_what_is_wrong_with_the_result_is_said(
-    tmp_path: Path, function: Callable[[Any], Any], error: type[FlinkPyError], message: str
-) -> None:
-    stream = events(environment(), RECORDS[:2]).transform_spark(function, SUMS).uid("t")
-    with pytest.raises(error, match=message):
-        run(collect_graph(stream), tmp_path)
-
-
-def test_a_field_that_spark_has_no_type_for_is_named() -> None:
-    wide = Types.ROW_NAMED(["n", "m"], [Types.LONG(), Types.LIST(Types.BIG_INT())])
-    message = r"field 'm' of the stream is Types\.LIST\(Types\.BIG_INT\(\)\), for which Spark has no type"
-    with pytest.raises(ConfigurationError, match=message):
-        environment().from_collection([Row(1, [2])], wide).transform_spark(lambda df: df)
-
-
-def test_a_program_on_spark() -> None:
-    env = environment(2)
-    orders = env.from_spark(lambda spark: spark.range(0, 100, 1, 4).selectExpr("id % 3 k", "id v"))
-    big = orders.key_by("k").sum("v").transform_spark(lambda df: df.groupBy("k").max("v").toDF("k", "top"))
-    assert sorted((r.k, r.top) for r in big.execute_and_collect()) == [(0, 1683), (1, 1617), (2, 1650)]
 
 
 @pytest.fixture(scope="module", autouse=True)
