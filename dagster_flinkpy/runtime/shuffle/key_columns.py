@@ -12,6 +12,7 @@ import pyarrow.compute as pc
 from dagster_flinkpy.common.arrow_columns import struct_field
 from dagster_flinkpy.common.key_types import infer_key_type
 from dagster_flinkpy.common.typeinfo import RowTypeInfo, TupleTypeInfo, TypeInformation, Types
+from dagster_flinkpy.common.types import Row
 from dagster_flinkpy.datastream.functions import KeySelector
 from dagster_flinkpy.datastream.operator_specs import as_callable
 from dagster_flinkpy.datastream.program.job_graph import StreamPartitioner
@@ -52,21 +53,29 @@ def key_values(partitioner: StreamPartitioner, batch: StreamBatch) -> tuple[Type
         key_type = partitioner.key_type or infer_key_type(keys[0])
         try:
             column = key_type.to_arrow(keys)
-        except TypeMismatchError as e:
+        except TypeMismatchError:
             if partitioner.key_type is None:
-                _check_one_type(keys, key_type, e)
+                _check_one_type(keys, key_type)
             raise
         _check_no_null("the key", column, batch)
+        if partitioner.key_type is None and _is_mixed(keys):
+            _check_one_type(keys, key_type)
     return key_type, column
 
 
-def _check_one_type(keys: Sequence[Any], key_type: TypeInformation, error: TypeMismatchError) -> None:
+def _is_mixed(keys: Sequence[Any]) -> bool:
+    """Says whether keys have several classes. A column of floats takes an int, but the next batch may begin with it."""
+    first, *others = set(map(type, keys))
+    return bool(others) or (issubclass(first, (tuple, Row)) and any(map(_is_mixed, zip(*keys, strict=False))))
+
+
+def _check_one_type(keys: Sequence[Any], key_type: TypeInformation) -> None:
     other = next(((key, kind) for key in keys[1:] if (kind := infer_key_type(key)) != key_type), None)
     if other is not None:
         raise TypeMismatchError(
             f"keys have two types: {keys[0]!r} is {key_type}, {other[0]!r} is {other[1]}; convert them to one type in "
             "the key selector"
-        ) from error
+        )
 
 
 def _check_no_null(name: str, column: pa.Array, batch: StreamBatch) -> None:

@@ -56,6 +56,9 @@ def test_a_missing_key_is_named(values: list[Any], message: str) -> None:
 def test_keys_of_two_types_are_named_both() -> None:
     with pytest.raises(TypeMismatchError, match=r"1 is Types\.LONG\(\), True is Types\.BOOLEAN\(\); convert them"):
         keys_of(lambda value: value, [1, 2, True])
+    for mixed in ([1.5, 2], [(1.5, "a"), (2, "a")], [Row(k=(1.5,)), Row(k=(2,))]):
+        with pytest.raises(TypeMismatchError, match=r"DOUBLE\(\).*, .*LONG\(\).*; convert them"):
+            keys_of(lambda value: value, mixed)
     with pytest.raises(TypeMismatchError, match=r"declared LONG, .* out of its range"):
         keys_of(lambda value: value, [1, 2**70])
 
