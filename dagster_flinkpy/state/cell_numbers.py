@@ -10,7 +10,7 @@ import pyarrow as pa
 
 from dagster_flinkpy.common.typeinfo import TypeInformation
 from dagster_flinkpy.state.columns import Cells, grown
-from dagster_flinkpy.state.index import CellGrid, IntIndex
+from dagster_flinkpy.state.index import IntIndex
 from dagster_flinkpy.state.keys import KeyCodec
 from dagster_flinkpy.state.layout import distinct_rows
 
@@ -110,7 +110,8 @@ class NamespacedCells:
         self._ids: dict[Hashable, int] = {}
         self._names: list[Hashable] = []  # By number.
         self._free: list[int] = []  # Numbers of namespaces that were released.
-        self._index: CellGrid | IntIndex = CellGrid()  # A grid until it would be too empty.
+        self._index = IntIndex()  # Of the namespace above so many bits of the seat: the fewer, the denser it is.
+        self._bits = 0
         self._codes: Cells = np.zeros(0, dtype=np.int64)  # By cell.
 
     def __len__(self) -> int:
@@ -132,7 +133,7 @@ class NamespacedCells:
 
     def of_namespace(self, namespace_id: int) -> Cells | None:
         """Returns the cells of a namespace, or None if finding them would take long."""
-        return self._index.row(namespace_id) if isinstance(self._index, CellGrid) else None
+        return self._index.within(namespace_id << self._bits, namespace_id + 1 << self._bits)
 
     def release(self, namespace_id: int) -> None:
         """Releases a namespace: the next new one gets its number and its cells."""
@@ -151,19 +152,17 @@ class NamespacedCells:
 
     def of(self, seats: Cells, namespace_ids: Cells) -> tuple[Cells, Cells]:
         """Returns the cells of seats and namespaces, and the first position of each new cell, in order."""
-        # codes: int64, one a pair: the namespace above the seat; self._codes: by cell. first: positions, ascending.
+        # self._codes: int64, by cell: the namespace above the seat. first: positions, ascending.
         if not len(seats):
             return seats, seats
-        codes = namespace_ids << _SEAT_BITS | seats
-        index = self._index
-        if isinstance(index, CellGrid) and not index.reserve(len(self._names), int(seats.max()) + 1, len(seats)):
-            known, index = self._codes[: len(index)], IntIndex()
-            index.add_new(known)
-            self._index = index
-        cells, first = index.add(namespace_ids, seats) if isinstance(index, CellGrid) else index.add(codes)
+        bits = int(seats.max()).bit_length()
+        if bits > self._bits:
+            known, self._bits, self._index = np.arange(len(self)), bits, IntIndex()
+            self._index.add_new(self.ids(known) << bits | self.seats(known))
+        cells, first = self._index.add(namespace_ids << self._bits | seats)
         if len(first):
             self._codes = grown(self._codes, len(self), 0)
-            self._codes[len(self) - len(first) : len(self)] = codes[first]
+            self._codes[len(self) - len(first) : len(self)] = namespace_ids[first] << _SEAT_BITS | seats[first]
         return cells, first
 
     def seats(self, cells: Cells) -> Cells:

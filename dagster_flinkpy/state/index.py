@@ -1,4 +1,4 @@
-"""Numbers small integers, pairs of them, 64-bit integers, or rows of these, many at a time."""
+"""Numbers integers, or rows of them, many at a time."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import numpy.typing as npt
 
 from dagster_flinkpy.state.columns import grown, numbered
 
-__all__ = ["CellGrid", "IntIndex", "Integers", "WordIndex", "Words"]
+__all__ = ["IntIndex", "Integers", "WordIndex", "Words"]
 
 Integers = npt.NDArray[np.int64]
 Hashes = npt.NDArray[np.uint64]
@@ -22,100 +22,10 @@ _LEAST_BITS = 10
 
 _MOST = 2**31
 _FREE_PLACES = 8
-"""Up to this many places per cell, a grid takes less memory than a hash index."""
+"""With up to this many places per integer, an array takes less memory than a hash index."""
 
 _SMALL = 1 << 18
-"""A grid of this many places is always worth its memory: one of many subtasks has few of the keys of a range."""
-
-
-class CellGrid:
-    """Numbers distinct pairs of row and column 0, 1, 2, ... in the order in which they are added.
-
-    It is an array: faster than a hash index, and also smaller while most of the possible pairs exist.
-    """
-
-    def __init__(self) -> None:
-        self._size = 0
-        self._numbers = np.full((1, 1024), -1, dtype=np.int32)
-
-    def __len__(self) -> int:
-        return self._size
-
-    def reserve(self, rows: int, columns: int, added: int) -> bool:
-        """Makes room, and returns whether the grid is still full enough to be worth it.
-
-        Args:
-            rows: Number of rows.
-            columns: Number of columns.
-            added: The number of pairs to be added next.
-        """
-        height, width = self._numbers.shape
-        height, width = max(height, _doubled(rows, height)), max(width, _doubled(columns, width))
-        places = height * width
-        if places > max(_FREE_PLACES * (self._size + added), _SMALL) or places >= _MOST:
-            return False
-        if (height, width) != self._numbers.shape:
-            numbers = np.full((height, width), -1, dtype=np.int32)
-            numbers[: self._numbers.shape[0], : self._numbers.shape[1]] = self._numbers
-            self._numbers = numbers
-        return True
-
-    def row(self, row: int) -> Integers:
-        """Returns the numbers of the pairs of a row."""
-        if row >= len(self._numbers):
-            return np.zeros(0, dtype=np.int64)
-        numbers: Integers = self._numbers[row].astype(np.int64)
-        return numbers[numbers >= 0]
-
-    def row_columns(self) -> Integers:
-        """Returns the columns of a grid with one row, in the order of their numbers."""
-        columns = np.flatnonzero(self._numbers[0] >= 0)
-        ordered = np.empty(len(columns), dtype=np.int64)
-        ordered[self._numbers[0, columns]] = columns
-        return ordered
-
-    def find(self, columns: Integers) -> Integers:
-        """Returns the numbers of columns in the first row; -1 for those without a number."""
-        numbers = self._numbers[0]
-        inside = columns.view(np.uint64) < len(numbers)
-        if inside.all():
-            found: Integers = numbers[columns].astype(np.int64)
-            return found
-        found = np.full(len(columns), -1, dtype=np.int64)
-        found[inside] = numbers[columns[inside]]
-        return found
-
-    def add(self, rows: Integers, columns: Integers) -> tuple[Integers, Integers]:
-        """Returns the numbers of pairs; a pair without a number gets one.
-
-        Args:
-            rows: The row of each pair; there must be room for it.
-            columns: The column of each pair.
-
-        Returns:
-            The number of each pair, and the first position of each new pair, in order.
-        """
-        # flat: int32, all rows of the grid one after the other. places, numbers: int64, one a pair. missing: positions,
-        # ascending.
-        flat = self._numbers.reshape(-1)
-        places = rows * self._numbers.shape[1] + columns
-        numbers = flat[places].astype(np.int64)
-        missing = np.flatnonzero(numbers < 0)
-        if not len(missing):
-            return numbers, missing
-        # at, positions, owners: one a missing pair: its place, its position, and that of the first one at its place.
-        at, positions = places[missing], np.arange(len(missing))
-        flat[at[::-1]] = positions[::-1]  # The last write wins.
-        owners = flat[at]
-        first = np.flatnonzero(owners == positions)
-        flat[at[first]] = self._size + positions[: len(first)]
-        numbers[missing] = flat[at]
-        self._size += len(first)
-        return numbers, missing[first]
-
-
-def _doubled(wanted: int, now: int) -> int:
-    return now if wanted <= now else 1 << (wanted - 1).bit_length()
+"""An array of this many places is always worth its memory: one of many subtasks has few of the keys of a range."""
 
 
 class WordIndex:
@@ -205,20 +115,38 @@ class WordIndex:
 class IntIndex:
     """Numbers distinct integers 0, 1, 2, ... in the order in which they are added.
 
-    If the integers are small and dense, as ids often are, an array has their numbers.
+    While the integers are small and dense, as ids often are, an array has their numbers: it is faster than a hash
+    index, and also smaller while most of the possible integers exist.
     """
 
     def __init__(self) -> None:
-        self._index: CellGrid | WordIndex = CellGrid()  # A grid until it would be too empty.
+        self._size = 0
+        self._numbers: npt.NDArray[np.int32] = np.full(1024, -1, dtype=np.int32)
+        """By integer."""
+        self._index: WordIndex | None = None
+        """What has the numbers instead, as soon as the array would be too empty."""
 
     def __len__(self) -> int:
-        return len(self._index)
+        return self._size
+
+    def within(self, start: int, stop: int) -> Integers | None:
+        """Returns the numbers of the integers in a range, or None if finding them would take long."""
+        if self._index is not None:
+            return None
+        numbers: Integers = self._numbers[start:stop].astype(np.int64)
+        return numbers[numbers >= 0]
 
     def find(self, integers: Integers) -> Integers:
         """Returns the number of each integer, or -1 if it was not added."""
-        if isinstance(self._index, CellGrid):
-            return self._index.find(integers)
-        return self._index.find({0: integers}, _spread(integers))
+        if self._index is not None:
+            return self._index.find({0: integers}, _spread(integers))
+        inside = integers.view(np.uint64) < len(self._numbers)
+        if inside.all():
+            found: Integers = self._numbers[integers].astype(np.int64)
+            return found
+        found = np.full(len(integers), -1, dtype=np.int64)
+        found[inside] = self._numbers[integers[inside]]
+        return found
 
     def add(self, integers: Integers) -> tuple[Integers, Integers]:
         """Returns the numbers of integers; an integer without a number gets one.
@@ -229,13 +157,15 @@ class IntIndex:
         Returns:
             The number of each integer, and the first position of each new one, in order.
         """
-        if isinstance(self._index, CellGrid) and self._fits(self._index, integers):
-            return self._index.add(np.zeros(1, dtype=np.int64), integers)
-        numbers = self.find(integers)
+        # numbers: int64, one an integer. missing: positions, ascending. new: the distinct ones that are missing, in
+        # order; codes: positions in new, one a missing integer.
+        is_array = self._has_room(integers)
+        numbers = self._numbers[integers].astype(np.int64) if is_array else self.find(integers)
         missing = np.flatnonzero(numbers < 0)
         if not len(missing):
             return numbers, missing
-        # new: the distinct ones that are missing, in order; codes: positions in new, one a missing integer.
+        if is_array:
+            return numbers, self._add_missing(integers, missing, numbers)
         new, codes = numbered(integers[missing])
         first = np.empty(len(new), dtype=np.int64)
         first[codes[::-1]] = missing[::-1]  # The last write wins.
@@ -243,22 +173,46 @@ class IntIndex:
         self.add_new(new)
         return numbers, first
 
+    def _add_missing(self, integers: Integers, missing: Integers, numbers: Integers) -> Integers:
+        """Numbers the integers at some positions in the array, and returns the first position of each."""
+        # at, positions, owners: one a missing integer: itself, its position in missing, that of the first equal one.
+        at, positions = integers[missing], np.arange(len(missing))
+        self._numbers[at[::-1]] = positions[::-1]  # The last write wins.
+        owners = self._numbers[at]
+        first = np.flatnonzero(owners == positions)
+        self._numbers[at[first]] = self._size + positions[: len(first)]
+        numbers[missing] = self._numbers[at]
+        self._size += len(first)
+        return missing[first]
+
     def add_new(self, integers: Integers) -> None:
         """Adds distinct integers that are not in the index."""
-        if isinstance(self._index, CellGrid):
-            if self._fits(self._index, integers):
-                self._index.add(np.zeros(1, dtype=np.int64), integers)
-                return
-            before, self._index = self._index.row_columns(), WordIndex()
+        if self._has_room(integers):
+            self._numbers[integers] = np.arange(self._size, self._size + len(integers), dtype=np.int32)
+        elif self._index is None:
+            known = np.flatnonzero(self._numbers >= 0)
+            self._index, before = WordIndex(), np.empty(len(known), dtype=np.int64)
+            before[self._numbers[known]] = known
             self._index.add({0: before}, _spread(before))
-        self._index.add({0: integers}, _spread(integers))
+        if self._index is not None:
+            self._index.add({0: integers}, _spread(integers))
+        self._size += len(integers)
 
-    @staticmethod
-    def _fits(grid: CellGrid, integers: Integers) -> bool:
-        """Makes room in a grid, and returns whether it is still worth it."""
-        if not len(integers):
-            return True
-        return int(integers.min()) >= 0 and grid.reserve(1, int(integers.max()) + 1, len(integers))
+    def _has_room(self, integers: Integers) -> bool:
+        """Makes room in the array, and returns whether it is still worth it."""
+        if self._index is not None or not len(integers):
+            return self._index is None
+        wanted, places = int(integers.max()) + 1, len(self._numbers)
+        places = places if wanted <= places else 1 << (wanted - 1).bit_length()
+        if int(integers.min()) < 0 or places > max(_FREE_PLACES * (self._size + len(integers)), _SMALL):
+            return False
+        if places >= _MOST:
+            return False
+        if places > len(self._numbers):
+            numbers = np.full(places, -1, dtype=np.int32)
+            numbers[: len(self._numbers)] = self._numbers
+            self._numbers = numbers
+        return True
 
 
 def _spread(integers: Integers) -> Hashes:

@@ -6,30 +6,16 @@ from hypothesis import strategies as st
 
 from dagster_flinkpy.common.typeinfo import Types
 from dagster_flinkpy.state.cell_numbers import NamespacedCells
-from dagster_flinkpy.state.index import CellGrid
 
 
-@given(st.lists(st.lists(st.tuples(st.integers(0, 4), st.integers(0, 3000)), min_size=1, max_size=30), max_size=6))
-def test_numbers_in_the_order_of_adding(batches):
-    grid, model = CellGrid(), {}
-    for batch in batches:
-        rows, columns = np.array(batch, dtype=np.int64).T
-        assert grid.reserve(int(rows.max()) + 1, int(columns.max()) + 1, len(batch))
-        numbers, first = grid.add(rows, columns)
-        new = [i for i, pair in enumerate(batch) if pair not in model and pair not in batch[:i]]
-        for i in new:
-            model[batch[i]] = len(model)
-        assert first.tolist() == new
-        assert numbers.tolist() == [model[pair] for pair in batch]
-        assert len(grid) == len(model)
-
-
-def test_a_grid_that_would_be_nearly_empty_is_given_up():
-    grid = CellGrid()
-    grid.add(np.zeros(3, dtype=np.int64), np.arange(3))
-    assert not grid.reserve(1_000, 1_000, 10)
-    assert grid.reserve(1_000, 1_000, 200_000)
-    assert grid.add(np.array([0, 999]), np.array([2, 999]))[0].tolist() == [2, 3]
+def test_the_cells_of_a_namespace_are_found_while_there_is_an_array():
+    cells = NamespacedCells(Types.LONG())
+    ids = np.array(cells.namespace_ids([7, 8]))
+    many = np.arange(1_000)
+    numbers, _ = cells.of(np.repeat(many, 2), np.tile(ids, len(many)))
+    assert cells.of_namespace(ids[1]).tolist() == numbers[1::2].tolist()
+    cells.of(np.array([2**31 - 1]), ids[:1])
+    assert cells.of_namespace(ids[1]) is None
 
 
 @given(st.lists(st.lists(st.tuples(st.integers(0, 40), st.integers(0, 40)), min_size=1, max_size=20), max_size=6))
