@@ -58,6 +58,7 @@ __all__ = [
     "SourceReadError",
     "SparkRefusedError",
     "SparkUnavailableError",
+    "SplitLostError",
     "StalledEventTimeWarning",
     "StateSchemaError",
     "StorageError",
@@ -431,6 +432,10 @@ class SegmentLostError(SourceReadError):
         super().__init__(message)
         self.edge = edge
         self.key = key
+
+
+class SplitLostError(SourceReadError):
+    """What a split stands for is gone, but the input is there: it can be read once it is planned anew."""
 
 
 class InputChangedError(SourceReadError):

@@ -7,7 +7,7 @@ from contextlib import closing
 from datetime import datetime
 
 import pyarrow as pa
-from psycopg import sql
+from psycopg import errors, sql
 
 from dagster_flinkpy.common.typeinfo import RowTypeInfo
 from dagster_flinkpy.connectors.columns.column_types import columns_of
@@ -35,7 +35,7 @@ from dagster_flinkpy.connectors.postgres.pgoutput import (
 from dagster_flinkpy.connectors.postgres.scan import parsed_rows, struct_of
 from dagster_flinkpy.connectors.postgres.slot import IDENTITIES, ReplicationSlot, lsn_text, slot_of
 from dagster_flinkpy.datastream.connectors.base import Json, SourceSplit
-from dagster_flinkpy.errors import ConfigurationError, InputChangedError, SourceReadError
+from dagster_flinkpy.errors import ConfigurationError, InputChangedError, SourceReadError, SplitLostError
 
 __all__ = ["change_row_type", "read_changes"]
 
@@ -44,6 +44,8 @@ _IN_ORDER = (
     "SET LOCAL synchronize_seqscans = off; SET LOCAL max_parallel_workers_per_gather = 0; "
     "SET LOCAL enable_indexonlyscan = off"
 )
+_LOST = (errors.UndefinedObject, errors.InvalidParameterValue, errors.ObjectNotInPrerequisiteState)
+"""What servers say of a snapshot that is gone: since version 18, before it, and while its transaction ends."""
 _EPOCH_MICROS = int((datetime(2000, 1, 1) - datetime(1970, 1, 1)).total_seconds()) * 1_000_000
 
 
@@ -73,7 +75,13 @@ def _rows(source: PostgresChangeSource, slot: ReplicationSlot, given: Json) -> G
     )
     with slot.connection.transaction(), slot.connection.cursor() as cursor:
         cursor.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ, READ ONLY")
-        cursor.execute(sql.SQL("SET TRANSACTION SNAPSHOT {}").format(sql.Literal(given["snapshot"])))
+        try:
+            cursor.execute(sql.SQL("SET TRANSACTION SNAPSHOT {}").format(sql.Literal(given["snapshot"])))
+        except _LOST as error:
+            raise SplitLostError(
+                f"the snapshot with the rows of table {slot.table_name} is gone: the server has restarted, or the "
+                f"connection that held it has ended ({str(error).strip()}). The job plans to read the rows anew"
+            ) from error
         cursor.execute(READING)
         cursor.execute(_IN_ORDER)
         with cursor.copy(rows) as lines:

@@ -28,6 +28,7 @@ from dagster_flinkpy.errors import (
     PythonWorkerLostError,
     SlotLostError,
     SparkUnavailableError,
+    SplitLostError,
     ThrowableType,
 )
 from dagster_flinkpy.runtime.throwables import throwable_type
@@ -247,7 +248,9 @@ class ExecutionFailureHandler:
         if not decision.restart:
             gave_up = not self._config.only_lost_workers and not isinstance(self._config.restart, NoRestart)
             return FailureHandlingResult(error, None, now_ms, decision.reason, gave_up)
-        plan = {} if failure is None else self._config.failover.plan(self._edges, failure)
+        plan: Mapping[int, int] = {}
+        if failure is not None and not isinstance(error, SplitLostError):  # a region reads the same splits again
+            plan = self._config.failover.plan(self._edges, failure)
         return FailureHandlingResult(error, plan, decision.at_ms, decision.reason)
 
     def succeeded(self, checkpoint_id: int) -> None:

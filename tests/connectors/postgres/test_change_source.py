@@ -402,6 +402,32 @@ def test_the_rows_of_a_snapshot_are_there_until_live_tasks_have_read_them(databa
     assert world.seen == [1, 2, 3], "nothing was tried again"
 
 
+def test_rows_whose_snapshot_is_lost_are_planned_anew(
+    database: Changes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A server restarted while the rows were read: the region tried the lost snapshot again, for ever."""
+    database.create()
+    database.sql("INSERT INTO {}.t VALUES (1, 'x')")
+    read_table = module.PostgresChangeEnumerator._read_table
+
+    def loses(enumerator: Any, slot: Any) -> SourceSplit:
+        split = read_table(enumerator, slot)
+        monkeypatch.undo()
+        database.sql(f"SELECT pg_terminate_backend({enumerator._exporting.info.backend_pid}, 10000)")
+        return split
+
+    monkeypatch.setattr(module.PostgresChangeEnumerator, "_read_table", loses)
+    env = StreamExecutionEnvironment.get_execution_environment()
+    rows = env.from_source(database.source(snapshot=True), WatermarkStrategy.no_watermarks(), "rows").uid("numbers")
+    world = World()
+    graph = collect_graph(rows.map(Seen(world), Types.LONG()).uid("seen"))
+    with Run(world, tmp_path, graph=graph) as run:
+        world.wait_for(1)
+        run.ask(RequestKind.STOP)
+    assert run.error is None
+    assert run.rows == [1]
+
+
 # --- errors -----------------------------------------------------------------------------------------------------------
 
 

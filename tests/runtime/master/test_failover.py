@@ -33,6 +33,7 @@ from dagster_flinkpy.errors import (
     PythonWorkerLostError,
     SourceReadError,
     SparkUnavailableError,
+    SplitLostError,
     StorageError,
     UserFunctionError,
 )
@@ -226,6 +227,11 @@ def test_a_failure_of_the_whole_job_restarts_all() -> None:
     handler = handler_of(FixedDelayRestart(1))
     found = handler.handle(CheckpointError("too many checkpoints failed"), None, 0)
     assert found.plan == {}
+
+
+def test_a_region_that_has_lost_its_splits_restarts_all() -> None:
+    handler = handler_of(FixedDelayRestart(1))
+    assert handler.handle(SplitLostError("gone"), RegionFailure(0, 1, {}), 0).plan == {}
 
 
 def test_what_cannot_be_mended_is_not_tried_and_not_counted() -> None:
