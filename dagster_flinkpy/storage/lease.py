@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import secrets
 import socket
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import timedelta
 
@@ -33,6 +34,7 @@ __all__ = [
     "acquire",
     "check",
     "check_shared",
+    "expire",
     "if_killed",
     "read",
     "release",
@@ -201,6 +203,20 @@ def release(store: ObjectStore, leader: Leader, committed: int | None = None) ->
     except (FencedError, CorruptMetadataError):
         return False
     return True
+
+
+def expire(store: ObjectStore, silent: LeaderRecord) -> None:
+    """Ends the lease of an attempt that has not renewed it although it had to. Does nothing if it just did.
+
+    Args:
+        store: The object store, rooted at the job's prefix.
+        silent: What the attempt wrote last. By the clock of this machine its lease may hold for hours: that of its own
+            machine may have been ahead.
+    """
+    found = _read(store)
+    if found is not None and found[0] == silent:
+        with suppress(PreconditionFailedError):
+            _write(store, replace(silent, expires_at=0), found[1])
 
 
 def check(store: ObjectStore, leader: Leader) -> Leader:

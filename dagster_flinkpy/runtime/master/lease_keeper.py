@@ -19,6 +19,8 @@ __all__ = ["LeaseKeeper", "await_leadership"]
 
 _LOOK_SECONDS = 1.0
 _REPEAT_SECONDS = 60.0
+_SILENT_SECONDS = 300.0
+"""Whoever lives renews a lease earlier than that. So no clock of another machine makes a run wait for longer."""
 
 T = TypeVar("T")
 
@@ -34,6 +36,8 @@ def await_leadership(
         What ``take`` returned.
     """
     said, said_at = "", 0.0
+    seen: LeaderRecord | None = None
+    seen_at = 0.0
     while True:
         try:
             return take()
@@ -44,11 +48,15 @@ def await_leadership(
                 said, said_at = str(leader), time.monotonic()
                 progress(
                     f"waiting for the end of {said}, which is working on the job. If it has died, this takes a few "
-                    "seconds. To end it and go on at once, set take_over in the config of the run, or run 'flinkpy "
-                    f"leader release --force {job.url}'"
+                    "seconds, and five minutes at most. To end it and go on at once, set take_over in the config of "
+                    f"the run, or run 'flinkpy leader release --force {job.url}'"
                 )
+            if leader != seen:
+                seen, seen_at = leader, time.monotonic()
             time.sleep(_LOOK_SECONDS)
             with suppress(StorageError):
+                if time.monotonic() - seen_at >= _SILENT_SECONDS:
+                    lease.expire(job.open(), leader)
                 leader = lease.read(job.open())
 
 

@@ -135,6 +135,20 @@ def test_a_run_whose_process_is_killed_is_waited_for_until_its_lease_ends(tmp_pa
     assert restored == [1]
 
 
+def test_a_run_that_has_died_with_its_clock_hours_ahead_is_not_waited_for_as_long(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(lease_keeper, "_SILENT_SECONDS", 0.1)
+    store = CompletedCheckpointStore(StorageLocation(str(tmp_path / "checkpoints" / "words")).open())
+    ahead = store.begin_attempt("ahead", current_millis() + 5 * 3_600_000, timedelta(seconds=15))
+    thread, said, restored = later(tmp_path)
+    thread.join(LIMIT)
+    assert waits(said)
+    assert restored == [None]
+    with pytest.raises(FencedError):
+        store.renew(ahead, timedelta(seconds=15), current_millis())
+
+
 def test_of_several_that_wait_one_is_next_and_the_others_go_on_waiting(tmp_path: Path) -> None:
     with attempt(tmp_path):
         waiting = [later(tmp_path) for _ in range(3)]
