@@ -11,7 +11,7 @@ from dagster_flinkpy.datastream.program.job_graph import JobVertex
 from dagster_flinkpy.metrics import MetricGroup
 from dagster_flinkpy.runtime.epoch import EpochInput, EpochJob
 from dagster_flinkpy.runtime.operators.operator_state_handler import OperatorStateHandler
-from dagster_flinkpy.runtime.shuffle.batch import StreamBatch
+from dagster_flinkpy.runtime.shuffle.batch import Pace, StreamBatch
 
 __all__ = ["OperatorContext"]
 
@@ -43,6 +43,8 @@ class OperatorContext:
     event_times: Callable[[], Mapping[str, tuple[int, bool]]] = dict
     """Returns the event time of each origin of watermarks at this operator, and whether it is idle. An origin is a
     source, or an operator that assigns timestamps."""
+    pace: Pace = field(default_factory=lambda: Pace(cuts=False))
+    """Cuts the batches that come from a source or another task."""
     metrics: MetricGroup = field(default_factory=MetricGroup)
     """Metrics of the user functions."""
     send_event: Callable[[Any], object] | None = None

@@ -19,7 +19,7 @@ from dagster_flinkpy.runtime.failure import USER_EXCEPTIONS
 from dagster_flinkpy.runtime.operators.operator_context import OperatorContext
 from dagster_flinkpy.runtime.operators.stream_operator import OperatorSnapshot, StreamOperator
 from dagster_flinkpy.runtime.operators.timestamps_operator import EventTime
-from dagster_flinkpy.runtime.shuffle.batch import NO_TIMESTAMP, Pace, StreamBatch
+from dagster_flinkpy.runtime.shuffle.batch import NO_TIMESTAMP, StreamBatch
 
 __all__ = ["SourceOperator"]
 
@@ -37,7 +37,6 @@ class SourceOperator(StreamOperator):
         self._splits: list[SourceSplit] = []
         """What it reads, or has read last, in the current epoch."""
         self._epoch, self._read_any = 0, False
-        self._pace = Pace(cuts=context.job.pipelined)
         self.stops = False
         """Whether it is to stop amid the part that it reads."""
         self.stop: Stop | None = None
@@ -125,7 +124,7 @@ class SourceOperator(StreamOperator):
                 column, *times = (each[: stop.records - records] for each in (column, *times))
             watermark = self._time.watermark
             for end in self._emit_parts(column, times, time):
-                if end < len(column) and not (stops_amid and self._pace.is_slow):
+                if end < len(column) and not (stops_amid and self.context.pace.is_slow):
                     yield watermark  # others have their turn
                     continue
                 yield self._time.watermark
@@ -151,7 +150,7 @@ class SourceOperator(StreamOperator):
         batch = self._to_batch(column)
         if times:
             batch.timestamps = pc.fill_null(times[0], NO_TIMESTAMP).to_numpy(zero_copy_only=False)
-        yield from self._pace.process(batch, emit) if len(batch) else (0,)
+        yield from self.context.pace.process(batch, emit) if len(batch) else (0,)
 
     def _next(self, batches: Iterator[Any], split: SourceSplit) -> Any:
         """Returns the next batch of a split; None after the last one."""

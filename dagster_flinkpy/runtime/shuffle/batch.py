@@ -241,14 +241,19 @@ class Pace:
     def __init__(self, *, cuts: bool) -> None:
         self.rows = 1 if cuts else sys.maxsize  # a function may take a second for each
         """How many records a part has at most."""
+        self._least = 1
         self.is_slow = False
         """Whether the last part took 0.1 s or more."""
+
+    def keep_together(self, records: int) -> None:
+        """Makes no part smaller than this, because it would not take less time."""
+        self._least, self.rows = records, max(self.rows, records)
 
     def process(self, batch: StreamBatch, function: Callable[[StreamBatch], object]) -> Iterator[int]:
         """Gives a batch to a function part by part, and yields after each how many records it has had.
 
-        Most batches are one part: these grow as long as they take less than 0.1 s. Amid a batch, what the caller does
-        counts, too: it may wait for those who receive the records.
+        Most batches are one part: these grow as long as one four times as large would take a second at most. Amid a
+        batch, what the caller does counts, too: it may wait for those who receive the records.
         """
         end = 0
         while end < len(batch):
@@ -261,6 +266,6 @@ class Pace:
                 seconds = time.monotonic() - began
             self.is_slow = seconds >= 0.1
             if seconds > 1:
-                self.rows = max(rows // 4, 1)
-            elif not self.is_slow and end - start == rows:
+                self.rows = max(rows // 4, self._least)
+            elif seconds <= 0.25 and end - start == rows:
                 self.rows = rows * 4

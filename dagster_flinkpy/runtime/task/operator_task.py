@@ -87,7 +87,6 @@ class OperatorTask:
         watermark = MIN_WATERMARK if given.watermark is None else given.watermark
         self.context = self._create_context(execution, watermark)
         self.outputs: list[Output] = []
-        self._pace = Pace(cuts=job.pipelined)
         self._edges = {e.id: e for e in graph.inputs(vertex.uid)}
         channels: dict[Channel, tuple[str, ...]] = {
             (e.id, c): watermark_origins(graph, e.source)
@@ -151,6 +150,7 @@ class OperatorTask:
             epoch=self._job.epoch,
             state=OperatorStateHandler(self.vertex, self._subtask, self._job),
             send_status=partial(self.send_status, self.vertex.uid),
+            pace=Pace(cuts=self._job.pipelined),
             event_times=self._event_times,
         )
 
@@ -338,7 +338,7 @@ class OperatorTask:
         self._held.append((edge, read_buffer(payload)))
         self._held_bytes += payload.size
         self._held_rows += self._held[-1][1].num_rows
-        if self._held_bytes >= _JOINED_SIZE or self._held_rows >= min(_JOINED_ROWS, self._pace.rows):
+        if self._held_bytes >= _JOINED_SIZE or self._held_rows >= min(_JOINED_ROWS, self.context.pace.rows):
             self.process_held()
 
     @property
@@ -356,7 +356,7 @@ class OperatorTask:
         self._held, self._held_bytes, self._held_rows = [], 0, 0
         for batch in decode_buffers(read, edge.type_info):
             batch.producer = edge.source
-            for _ in self._pace.process(batch, partial(self._receive, edge)):
+            for _ in self.context.pace.process(batch, partial(self._receive, edge)):
                 if self._task.is_cut:
                     raise CheckpointError("the task is cancelled")
 

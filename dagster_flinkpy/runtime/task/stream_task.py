@@ -83,7 +83,9 @@ class StreamTask(ParentTask):
             self.enter(vertex.uid)
             self._tasks[vertex.uid] = OperatorTask(self, vertex, self.job, self.index, self.execution)
             self.leave()
+        at_once = max((task.operator.at_once for task in self._tasks.values()), default=1)
         for task in self._tasks.values():
+            task.context.pace.keep_together(at_once)
             for edge in graph.outputs(task.vertex.uid):
                 if graph.is_chained(edge):
                     task.outputs.append(ChainingOutput(edge, self._tasks[edge.target]))

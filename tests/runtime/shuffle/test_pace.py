@@ -2,15 +2,25 @@
 
 from __future__ import annotations
 
+import asyncio
+from pathlib import Path
+from typing import Any
+
 import numpy as np
 import pyarrow as pa
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dagster_flinkpy.common import Types
+from dagster_flinkpy.common import Time, Types
+from dagster_flinkpy.datastream import AsyncDataStream, AsyncFunction
 from dagster_flinkpy.runtime.shuffle import batch as batches
 from dagster_flinkpy.runtime.shuffle.batch import NO_TIMESTAMP, Pace, StreamBatch
 from tests.examples import examples
+from tests.runtime.harness import collect_graph, run_job
+from tests.runtime.programs import EVENT, environment, events
+
+RECORDS = [("a", i, i) for i in range(12)]
 
 
 @given(
@@ -60,3 +70,56 @@ def test_batches_of_spark_jobs_stay_whole() -> None:
     pace, batch, parts = Pace(cuts=False), StreamBatch(Types.LONG(), np.zeros(1000, np.int64)), list[StreamBatch]()
     assert list(pace.process(batch, parts.append)) == [1000]
     assert parts == [batch]
+
+
+class AllAtOnce(AsyncFunction):
+    """Answers when it was asked about all records."""
+
+    def open(self, runtime_context: Any) -> None:
+        self._asked, self._all = 0, asyncio.Event()
+
+    async def async_invoke(self, value: Any) -> list[Any]:
+        self._asked += 1
+        if self._asked == len(RECORDS):
+            self._all.set()
+        await asyncio.wait_for(self._all.wait(), 10)
+        return [value]
+
+
+@pytest.mark.parametrize("chained", [True, False])
+def test_live_tasks_call_an_asynchronous_function_for_as_many_records_as_its_capacity(
+    chained: bool, tmp_path: Path
+) -> None:
+    stream = events(environment(1), RECORDS, batch_size=len(RECORDS)).map(lambda event: event, EVENT)
+    stream = stream if chained else stream.rebalance()
+    asked = AsyncDataStream.ordered_wait(stream, AllAtOnce(), Time.seconds(60), len(RECORDS), EVENT).uid("ask")
+    found = run_job(collect_graph(asked), tmp_path, live=True)
+    assert [row.value for row in found] == [value for _, _, value in RECORDS]
+
+
+@pytest.mark.parametrize("chained", [True, False])
+def test_live_tasks_give_functions_of_batches_more_than_a_record(chained: bool, tmp_path: Path) -> None:
+    stream = events(environment(1), RECORDS, batch_size=len(RECORDS))
+    stream = stream if chained else stream.rebalance()
+    rows = Types.ROW_NAMED(["rows"], [Types.LONG()])
+    sizes = stream.map_batch(lambda batch: pa.table({"rows": [batch.num_rows] * batch.num_rows}), rows).uid("sizes")
+    found = run_job(collect_graph(sizes), tmp_path, live=True)
+    assert [row.rows for row in found] == [len(RECORDS)] * len(RECORDS)
+
+
+@pytest.mark.parametrize("seconds", [0.2, 5.0])
+def test_parts_are_not_smaller_than_what_is_to_be_kept_together(
+    seconds: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Calls of a model take as long for many records as for one."""
+    now, parts = [0.0], list[int]()
+    monkeypatch.setattr(batches, "time", type("Clock", (), {"monotonic": staticmethod(lambda: now[0])}))
+
+    def function(part: StreamBatch) -> None:
+        parts.append(len(part))
+        now[0] += seconds
+
+    pace, batch = Pace(cuts=True), StreamBatch(Types.LONG(), np.zeros(1000, np.int64), column=pa.array(np.arange(1000)))
+    pace.keep_together(50)
+    assert list(pace.process(batch, function))[-1] == 1000
+    assert parts == ([50] * 20 if seconds > 1 else [50, 200, 750])
