@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 import sys
 import threading
 import time
@@ -83,13 +84,15 @@ class LogRelay:
     def __init__(self, on_log: Callable[[LogEntry], None], clock: Callable[[], float] = time.monotonic) -> None:
         self._on_log, self._clock = on_log, clock
         self._counts = defaultdict[int, _Counts](lambda: _Counts(clock()))
+        self._lock = threading.RLock()
 
     def hear(self, region: int, payload: bytes) -> None:
-        """Takes what :meth:`UserLogs.payload` returned, while the epoch goes on."""
+        """Takes what :meth:`UserLogs.payload` returned, while the epoch goes on. Any thread may call it."""
         entries, missing = UserLogs.parse(payload)
-        if entries and self._clock() >= self._counts[region].since + _COUNTED_SECONDS:
-            self.end(region, [], {}, entries[0].checkpoint_id)
-        self._take(region, entries, missing)
+        with self._lock:
+            if entries and self._clock() >= self._counts[region].since + _COUNTED_SECONDS:
+                self.end(region, [], {}, entries[0].checkpoint_id)
+            self._take(region, entries, missing)
 
     def end(self, region: int, entries: Iterable[LogEntry], missing: Mapping[int, int], checkpoint_id: int) -> None:
         """Takes the last entries of an epoch, and passes on how many were left out.
@@ -100,13 +103,13 @@ class LogRelay:
             missing: How many they have not sent, by level.
             checkpoint_id: The checkpoint of the epoch.
         """
-        self._take(region, entries, missing)
-        for level, count in sorted(self._counts.pop(region).left_out.items()):
-            what = "printed lines" if level == PRINTED else f"{logging.getLevelName(level)} records"
-            text = (
-                f"{count} more {what} of user functions were left out; Spark's log has those that workers did not send"
-            )
-            self._on_log(LogEntry("", 0, checkpoint_id, level or logging.INFO, "", text))
+        left_out = "were left out; Spark's log has those that workers did not send"
+        with self._lock:
+            self._take(region, entries, missing)
+            for level, count in sorted(self._counts.pop(region).left_out.items()):
+                what = "printed lines" if level == PRINTED else f"{logging.getLevelName(level)} records"
+                text = f"{count} more {what} of user functions {left_out}"
+                self._on_log(LogEntry("", 0, checkpoint_id, level or logging.INFO, "", text))
 
     def _take(self, region: int, entries: Iterable[LogEntry], missing: Mapping[int, int]) -> None:
         counts = self._counts[region]
@@ -130,7 +133,8 @@ def log_here(entry: LogEntry) -> None:
 def print_line(text: str) -> None:
     """Prints a line, or several. What standard output cannot encode is escaped: it is no reason to end the job."""
     encoding = getattr(sys.stdout, "encoding", None) or "utf-8"
-    print(text.encode(encoding, "backslashreplace").decode(encoding), flush=True)
+    text = text.encode(encoding, "backslashreplace").decode(encoding)
+    print(f"{text}\n", end="", flush=True)  # at once: the lines of another thread are not to come between
 
 
 class UserLogs:
@@ -142,7 +146,8 @@ class UserLogs:
     """
 
     def __init__(self, where: Callable[[], tuple[str, int, int]]) -> None:
-        self._where = where
+        self._where, self._pid = where, os.getpid()
+        self._lines = _Lines(self)
         self._entries: list[LogEntry] = []
         self._seen: Counter[int] = Counter()
         self._lock = threading.Lock()
@@ -150,22 +155,28 @@ class UserLogs:
     @contextmanager
     def captured(self) -> Iterator[None]:
         """Collects what is logged at INFO or above, and what is printed, inside the context."""
-        root, handler, stdout, lines = logging.getLogger(), _Handler(self), sys.stdout, _Lines(self)
+        root, handler, stdout = logging.getLogger(), _Handler(self), sys.stdout
         level = root.level
         root.addHandler(handler)
         if root.getEffectiveLevel() > logging.INFO:
             root.setLevel(logging.INFO)
-        sys.stdout = lines
+        sys.stdout = self._lines
         try:
             yield
         finally:
             sys.stdout = stdout
-            lines.end()
+            self.end_lines()
             root.setLevel(level)
             root.removeHandler(handler)
 
+    def end_lines(self) -> None:
+        """Takes lines that nobody has ended."""
+        self._lines.end()
+
     def add(self, level: int, logger: str, text: str) -> bool:
-        """Takes an entry; returns whether it will reach the driver."""
+        """Takes an entry; returns whether it will reach the driver. What a forked process has, nobody would send."""
+        if os.getpid() != self._pid:
+            return False
         if len(text) > MAX_TEXT:
             text = f"{text[:MAX_TEXT]}... ({len(text)} characters)"
         entry = LogEntry(*self._where(), level, logger, text)
@@ -214,23 +225,41 @@ class _Handler(logging.Handler):
 
 
 class _Lines(TextIOBase):
-    """Standard output of a task."""
+    """Standard output of a task. Bytes, and what has its descriptor, are only in the worker's own log."""
+
+    encoding = "utf-8"
 
     def __init__(self, logs: UserLogs) -> None:
         self._logs = logs
-        self._rest = ""
+        self._begun: dict[int, str] = {}
+        """By thread, a line that it has begun."""
+
+    @property
+    def buffer(self) -> Any:
+        return sys.stderr.buffer
+
+    def fileno(self) -> int:
+        return sys.stderr.fileno()
 
     def writable(self) -> bool:
         return True
 
     def write(self, text: str) -> int:
-        *lines, self._rest = (self._rest + text).split("\n")
+        thread = threading.get_ident()
+        *lines, rest = (self._begun.pop(thread, "") + text).split("\n")
+        if len(rest) > MAX_TEXT:  # as a bar of progress, which may never end its line
+            lines.append(rest)
+        elif rest:
+            self._begun[thread] = rest
         for line in lines:
-            if not self._logs.add(PRINTED, "", line):
-                print(line, file=sys.stderr)
+            self._add(line)
         return len(text)
 
     def end(self) -> None:
-        """Sends the last line, which nobody has ended."""
-        if self._rest:
-            self.write("\n")
+        """Sends lines that nobody has ended."""
+        while self._begun:
+            self._add(self._begun.popitem()[1])
+
+    def _add(self, line: str) -> None:
+        if not self._logs.add(PRINTED, "", line):
+            print(line, file=sys.stderr)

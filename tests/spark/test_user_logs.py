@@ -6,7 +6,10 @@ import io
 import logging
 import os
 import select
+import subprocess
 import sys
+import threading
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -118,6 +121,65 @@ def test_what_is_beyond_the_bounds_is_counted_and_stays_in_the_worker(
     assert entries_of(logs)[0].text == "0123456789... (13 characters)"
 
 
+def test_a_line_that_nobody_ends_is_taken_when_it_is_long(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A bar of progress may grow as long as the job runs."""
+    monkeypatch.setattr(user_logs, "MAX_TEXT", 10)
+    logs = logs_of()
+    with logs.captured():
+        for _ in range(3):
+            print("." * 6, end="")
+        assert [entry.text for entry in entries_of(logs)] == ["." * 10 + "... (12 characters)"]
+    assert [entry.text for entry in entries_of(logs)] == ["." * 6]
+
+
+def test_lines_of_threads_do_not_mix() -> None:
+    logs, begun, ended = logs_of(), threading.Event(), threading.Event()
+
+    def other() -> None:
+        assert begun.wait(LIMIT)
+        print("another line")
+        ended.set()
+
+    thread = threading.Thread(target=other)
+    with logs.captured():
+        thread.start()
+        print("one ", end="")
+        begun.set()
+        assert ended.wait(LIMIT)
+        print("line")
+    thread.join()
+    assert [entry.text for entry in entries_of(logs)] == ["another line", "one line"]
+
+
+def test_what_a_forked_process_prints_and_logs_stays_in_the_worker(capfd: pytest.CaptureFixture[str]) -> None:
+    logs = logs_of()
+    with logs.captured():
+        if not (child := os.fork()):
+            try:
+                print("of a child")
+                log.warning("warning of a child")
+                sys.stderr.flush()
+            finally:
+                os._exit(0)
+        os.waitpid(child, 0)
+        print("of its parent")
+    assert [entry.text for entry in entries_of(logs)] == ["of its parent"]
+    assert capfd.readouterr().err.splitlines() == ["of a child", "warning of a child"]
+
+
+def test_bytes_and_what_takes_the_descriptor_are_only_in_the_log_of_the_worker(
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    logs = logs_of()
+    with logs.captured():
+        sys.stdout.buffer.write(b"bytes\n")
+        sys.stderr.flush()
+        subprocess.run(["echo", "subprocess"], stdout=sys.stdout, check=True)
+        assert sys.stdout.encoding == "utf-8"
+    assert logs.payload() is None
+    assert capfd.readouterr().err == "bytes\nsubprocess\n"
+
+
 # --- on the driver ----------------------------------------------------------------------------------------------------
 
 
@@ -188,6 +250,16 @@ def test_what_standard_output_cannot_encode_is_escaped(encoding: str, monkeypatc
     assert out.buffer.getvalue() == b"\xc3\xa9 \\udcff\n".decode().encode(encoding)  # type: ignore[attr-defined]
 
 
+def test_a_line_is_written_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Regions print side by side."""
+    written: list[str] = []
+    out = io.StringIO()
+    monkeypatch.setattr(out, "write", written.append)
+    monkeypatch.setattr(sys, "stdout", out)
+    log_here(LogEntry("op", 0, 7, 0, "", "a line"))
+    assert [each for each in written if each] == ["a line\n"]
+
+
 # --- on Spark ---------------------------------------------------------------------------------------------------------
 
 
@@ -222,15 +294,18 @@ class Asks(MapFunction):
         print("is anybody there?")
         answer = os.open(self._answer, os.O_RDWR)
         answered, _, _ = select.select([answer], [], [], LIMIT)
+        if answered and os.read(answer, 3) == b"no ":
+            raise ValueError("nobody there")
         return (bool(answered),)
 
     def close(self) -> None:
-        print("bye")
+        print("bye", end="")
 
 
 @pytest.mark.spark
+@pytest.mark.parametrize("word", ["yes", "no "])
 def test_they_come_from_tasks_that_live_while_a_function_takes_long(
-    spark_settings: SparkSettings, tmp_path: Path
+    word: str, spark_settings: SparkSettings, tmp_path: Path
 ) -> None:
     env, sink, said = environment(1), FolderSink(tmp_path / "out"), list[str]()
     os.mkfifo(tmp_path / "answer")
@@ -242,13 +317,14 @@ def test_they_come_from_tasks_that_live_while_a_function_takes_long(
         said.append(entry.text)
         if entry.text == "is anybody there?":
             with (tmp_path / "answer").open("w") as answer:
-                answer.write("yes")
+                answer.write(word)
 
     exchange = ExchangeOptions(ExchangeMode.PIPELINED)
     config = JobConfig("job", StorageLocation(str(tmp_path / "checkpoints")), spark_settings, exchange=exchange)
-    with JobAttempt(env.get_job_graph(), config, owner="test", on_log=hear) as attempt:
+    ends = pytest.raises(UserFunctionError, match="nobody there") if word == "no " else nullcontext()
+    with ends, JobAttempt(env.get_job_graph(), config, owner="test", on_log=hear) as attempt:
         list(attempt.run_epochs())
-    assert sink.rows() == [(True,)]
+    assert sink.rows() == ([] if word == "no " else [(True,)])
     assert said == ["is anybody there?", "bye"]
 
 

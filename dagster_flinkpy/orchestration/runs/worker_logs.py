@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from contextlib import suppress
 from typing import TYPE_CHECKING
@@ -27,7 +28,8 @@ def to_run(log: DagsterLogManager) -> Callable[[LogEntry], None]:
     def take(entry: LogEntry) -> None:
         if entry.level:
             with suppress(Exception):  # Dagster has said so on standard error
-                log.log(entry.level, str(entry))
+                # Dagster does not show a run that has records of other levels.
+                log.log(min(entry.level // 10 * 10, logging.CRITICAL), str(entry))
         else:
             print_line(entry.text)
 

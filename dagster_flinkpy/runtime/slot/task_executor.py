@@ -224,8 +224,8 @@ class TaskExecutor:
     def _beat(self) -> None:
         seconds, due = self._descriptor.heartbeat_seconds, 0.0
         while not self._over.wait(min(seconds, _LOG_SECONDS)):
-            if self._current is not None:  # its thread may be busy with a function for long
-                self._send_logs(self._current.id)
+            if (current := self._current) is not None:  # its thread may be busy with a function for long
+                self._send_logs(current.id)
             if time.monotonic() >= due:
                 due = time.monotonic() + seconds
                 self._say(frame("heartbeat"))
@@ -285,6 +285,8 @@ class TaskExecutor:
             cancel = partial(deployment.cancel, fields.get("last"))
             self._remove(deployment, cancel if kind == "cancel" else deployment.finish)
             self._send_rows()
+            if self._logs is not None:
+                self._logs.end_lines()
             self._send_logs(name)
             self._say(frame("ended", deployment=name))
 

@@ -214,8 +214,9 @@ class PipelinedRegion:
         deployment.epochs += 1
         deployment.last = job.checkpoint_id
         end = deployment.epochs << SEQ_BITS
+        self._pass_on_logs(deployment)
         with self._changed:
-            rows, deployment.rows, deployment.logs = [*deployment.logs, *deployment.rows], [], []
+            rows, deployment.rows = deployment.rows, []
             if open_epoch is not None and not deployment.failed:
                 deployment.rows = [row for row in rows if row.kind is Kind.COLLECT and row.seq >= end]
                 rows = [row for row in rows if row.kind is not Kind.COLLECT or row.seq < end]
@@ -351,10 +352,7 @@ class PipelinedRegion:
             if left <= 0:
                 break
             self._wait_for(lambda: over() or self.coordinators.has_mail or bool(deployment.logs), left)
-            with self._changed:
-                logs, deployment.logs = deployment.logs, []
-            for row in logs:
-                self.on_logs(row.payload.to_pybytes())
+            self._pass_on_logs(deployment)
             if update is not None:
                 update()
             self.coordinators.work()
@@ -370,6 +368,12 @@ class PipelinedRegion:
             if isinstance(why, FlinkPyError) and not isinstance(why, SlotLostError):
                 raise why
             raise type(error)(f"{error}. It had {deployment.tasks_of(slot)}") from error
+
+    def _pass_on_logs(self, deployment: _Deployment) -> None:
+        with self._changed:
+            logs, deployment.logs = deployment.logs, []
+        for row in logs:
+            self.on_logs(row.payload.to_pybytes())
 
     def _wait_for(self, condition: Callable[[], bool], seconds: float) -> bool:
         with self._changed:
@@ -400,7 +404,10 @@ class PipelinedRegion:
 
     def cancel(self) -> None:
         """Cancels the tasks, if there are any, and waits until they have given up what they have begun."""
+        deployment = self._deployment
         self._end("cancel", _CANCEL_SECONDS)
+        if deployment is not None:
+            self._pass_on_logs(deployment)
 
     def finish(self, seconds: float) -> list[WireRow]:
         """Closes the functions of the tasks at the end of the job, and returns what they have sent to the driver.
