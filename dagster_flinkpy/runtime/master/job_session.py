@@ -76,7 +76,8 @@ class SharedSession:
                 return  # another region may have new ones already
             gone = [*self._sessions.values()]
             self._sessions.clear()
-        for spark in gone:
+        # A driver in this process has ended already; to stop it again would end the one that another job has since.
+        for spark in () if self.settings.in_this_process else gone:
             spark.release_session_on_close = False  # nobody would answer
             spark.stop()  # else it is the active one, which functions of PySpark ask for settings
 

@@ -76,6 +76,7 @@ class ClassicSession(FakeSession):
         self.sparkContext = SimpleNamespace(_jsc=context)
 
     def stop(self) -> None:
+        assert self.sparkContext._jsc is not None, "PySpark would forget the session that another job has since"
         self.sparkContext._jsc = None
 
 
