@@ -19,7 +19,7 @@ _UNITS = {
     **dict.fromkeys(["d", "day", "days"], 86400),
 }
 _DURATION = re.compile(r"\s*(\d+)\s*([a-z]*)\s*")
-_ENTRY = re.compile(r"""\s*([^:,'"]+?)\s*:\s*('(?:[^']|'')*'|"(?:[^"]|"")*"|[^,'"]*?)\s*(?:,|$)""")
+_ENTRY = re.compile(r"""\s*([^:,'"{]+?)\s*:\s*('(?:[^']|'')*'|"(?:[^"]|"")*"|[^,'"]*?)\s*(?:,|$)""")
 _MEMORY_UNITS = (
     ("", "b", "bytes"),
     ("k", "kb", "kibibytes"),

@@ -316,7 +316,7 @@ UNKNOWN = {
 }
 
 
-@pytest.mark.parametrize("text", ["a", "a:1,b", "a:'1", "a:'1'2", ":1", "a:1,,b:2"])
+@pytest.mark.parametrize("text", ["a", "a:1,b", "{a: 1, b: 2}", "a:'1", "a:'1'2", ":1", "a:1,,b:2"])
 def test_what_is_no_map_is_refused(text: str) -> None:
     with pytest.raises(ConfigurationError, match=r"'pipeline\.global-job-parameters' is no map: .*; write it like"):
         configured(**{"pipeline.global-job-parameters": text})
