@@ -296,16 +296,17 @@ class WithKeyAndWindow(ProcessWindowFunction[Any, Any, Any, Any]):
     """Puts the key and the start and end of the window in front of the result.
 
     Args:
-        key_fields: The number of fields of the key. With more than one, the key is a tuple; with 0 it is left out.
+        key_fields: The number of fields of the key; with 0 it is left out.
+        flat: Whether the key is a tuple, whose fields are those of the result.
     """
 
-    def __init__(self, key_fields: int) -> None:
-        self.key_fields = key_fields
+    def __init__(self, key_fields: int, *, flat: bool) -> None:
+        self.key_fields, self.flat = key_fields, flat
 
     def process(self, key: Any, context: Any, elements: Iterable[Any]) -> Iterable[Any]:
         window = context.window()
         (result,) = elements
-        fields = key if self.key_fields > 1 else (key,) * self.key_fields
+        fields = key if self.flat else (key,) * self.key_fields
         results = result if isinstance(result, (tuple, Row)) else (result,)
         yield Row(*fields, window.start, window.end, *results)
 
@@ -326,8 +327,8 @@ def result_row(
 
 def key_fields(
     selector: object, key_type: TypeInformation | None, record_type: TypeInformation, what: str
-) -> tuple[list[str], list[TypeInformation]]:
-    """Returns the names and types of the fields of a key in a result.
+) -> tuple[list[str], list[TypeInformation], bool]:
+    """Returns the names and types of the fields of a key in a result, and whether the key is a tuple of them.
 
     Args:
         selector: What the stream is keyed by.
@@ -340,15 +341,16 @@ def key_fields(
     """
     if isinstance(selector, (str, tuple)) and isinstance(record_type, RowTypeInfo):
         names = [selector] if isinstance(selector, str) else list(selector)
-        return names, [record_type.field_types[record_type.field_names.index(name)] for name in names]
+        types = [record_type.field_types[record_type.field_names.index(name)] for name in names]
+        return names, types, isinstance(selector, tuple)
     if key_type is None:
         raise ConfigurationError(
             f"{what} returns the key with the result, so the type of the key must be known: key by the name of a "
             "field, or give key_by() a key_type"
         )
     if isinstance(key_type, TupleTypeInfo):
-        return [f"key_{i}" for i in range(len(key_type.field_types))], list(key_type.field_types)
-    return ["key"], [key_type]
+        return [f"key_{i}" for i in range(len(key_type.field_types))], list(key_type.field_types), True
+    return ["key"], [key_type], False
 
 
 def type_of_sum(record_type: TypeInformation, position: int | str) -> TypeInformation:

@@ -569,8 +569,8 @@ class KeyedStream(DataStream):
         return self._rolling(aggregate_of(function, aggregations, self.get_type()))
 
     def _rolling(self, aggregate: BuiltInAggregate) -> DataStream:
-        names, types = self._upstream.key_fields(f"{aggregate.name}()")
-        spec = RollingAggregateSpec(aggregate, self.get_type(), flat=len(names) > 1)
+        names, types, flat = self._upstream.key_fields(f"{aggregate.name}()")
+        spec = RollingAggregateSpec(aggregate, self.get_type(), flat=flat)
         return self._then(aggregate.name.title(), spec, result_row(names, types, aggregate.results))
 
     def process_batch(self, func: KeyedBatchFunction, output_type: TypeInformation) -> DataStream:

@@ -384,8 +384,8 @@ class Upstream(Generic[S]):
                 "a function that converts them"
             )
 
-    def key_fields(self, what: str) -> tuple[list[str], list[TypeInformation]]:
-        """Returns the names and types of the key's fields in a result of a keyed stream.
+    def key_fields(self, what: str) -> tuple[list[str], list[TypeInformation], bool]:
+        """Returns the names and types of the key's fields in a result of a keyed stream, and whether it is a tuple.
 
         Args:
             what: The caller, for the message.

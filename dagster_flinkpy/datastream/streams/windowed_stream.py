@@ -237,18 +237,18 @@ class _Windowed(Generic[S]):
     def _with_key_and_window(self, aggregate: BuiltInAggregate) -> S:
         if not isinstance(self._assigner.get_window_serializer(), TimeWindowSerializer):
             raise ConfigurationError(f"{aggregate.name}() needs windows with a start and an end; use aggregate()")
-        names, types = self._key_fields(f"{aggregate.name}()")
+        names, types, flat = self._key_fields(f"{aggregate.name}()")
         window = dict.fromkeys(("window_start", "window_end"), Types.LONG())
         return self._window(
             result_row([*names, *window], [*types, *window.values()], aggregate.results),
             aggregate=aggregate,
-            window_function=WithKeyAndWindow(len(names)),
+            window_function=WithKeyAndWindow(len(names), flat=flat),
             accumulator_type=aggregate.accumulator_type,
         )
 
-    def _key_fields(self, what: str) -> tuple[list[str], list[TypeInformation]]:
-        """Returns the names and types of the key's fields in a result."""
-        return [], []
+    def _key_fields(self, what: str) -> tuple[list[str], list[TypeInformation], bool]:
+        """Returns the names and types of the key's fields in a result, and whether the key is a tuple."""
+        return [], [], False
 
 
 class WindowedStream(_Windowed[S]):
@@ -291,7 +291,7 @@ class WindowedStream(_Windowed[S]):
         """Applies a function to all elements of each window, which are kept as state."""
         return self._of_elements("process()", self._process_functions, process_window_function, output_type)
 
-    def _key_fields(self, what: str) -> tuple[list[str], list[TypeInformation]]:
+    def _key_fields(self, what: str) -> tuple[list[str], list[TypeInformation], bool]:
         return self._upstream.key_fields(what)
 
 

@@ -62,7 +62,7 @@ class RollingAggregateOperator(KeyedStateOperator):
     def _emit_of(self, keys: Any, results: pa.Array[Any], timestamps: Cells) -> None:
         if self._with_key:
             kind: Any = self.context.vertex.output_type
-            columns = [*spread(keys, 2 if self._flat else 1), *fields_of(results)]
+            columns = [*spread(keys, flat=self._flat), *fields_of(results)]
             results = pa.StructArray.from_arrays(columns, fields=list(kind.arrow_type))
         self.emit(results, timestamps)
 

@@ -374,10 +374,10 @@ def aggregation_error(context: OperatorContext, error: Exception, batch: StreamB
     return TypeMismatchError(f"operator {uid!r}: {error}")
 
 
-def spread(keys: pa.Array[Any], fields: int) -> list[pa.Array[Any]]:
-    """Returns the columns of a key in a result; the column of a key with several fields is a struct."""
+def spread(keys: pa.Array[Any], *, flat: bool) -> list[pa.Array[Any]]:
+    """Returns the columns of a key in a result; if it is flat, its column is a struct of them."""
     structs: Any = keys
-    return list(structs.flatten()) if fields > 1 else [keys] * fields
+    return list(structs.flatten()) if flat else [keys]
 
 
 def fields_of(results: pa.Array[Any]) -> list[pa.Array[Any]]:

@@ -87,7 +87,7 @@ def expected(records: list[Any]) -> dict[Any, tuple[Any, ...]]:
         [TumblingEventTimeWindows(10), SlidingEventTimeWindows(12, 4), EventTimeSessionWindows(5)]
     ),
     which=st.sampled_from([ALL, FLOATS, ALL | FLOATS]),
-    key=st.sampled_from(["key", ("key", "value")]),
+    key=st.sampled_from(["key", ("key",), ("key", "value")]),
     lateness=st.sampled_from([0, 7]),
     seed=st.integers(0, 3),
 )

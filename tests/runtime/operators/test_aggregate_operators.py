@@ -21,7 +21,13 @@ from dagster_flinkpy.datastream import KeyedProcessFunction, OutputTag, ProcessF
 from dagster_flinkpy.datastream.connectors.collection import CollectionSource
 from dagster_flinkpy.datastream.operator_specs import ReduceSpec, WindowSpec
 from dagster_flinkpy.datastream.state import AggregatingStateDescriptor
-from dagster_flinkpy.datastream.window import EventTimeSessionWindows, SlidingEventTimeWindows, TumblingEventTimeWindows
+from dagster_flinkpy.datastream.window import (
+    EventTimeSessionWindows,
+    EventTimeTrigger,
+    PurgingTrigger,
+    SlidingEventTimeWindows,
+    TumblingEventTimeWindows,
+)
 from dagster_flinkpy.errors import ConfigurationError, TypeMismatchError
 from dagster_flinkpy.runtime.operators import operator_factory
 from dagster_flinkpy.runtime.operators.aggregate_operators import RollingAggregateOperator
@@ -305,6 +311,16 @@ def test_sessions_count_with_key_and_window(tmp_path):
         ("a", 1, 15, 1.0),
         ("a", 50, 60, 0.5),
     ]
+
+
+@pytest.mark.parametrize("key_by", [(("key",),), (lambda value: (value[0],), Types.TUPLE([Types.STRING()]))])
+@pytest.mark.parametrize("form", ["rolling", "window", "trigger"])
+def test_a_key_that_is_a_tuple_of_one_field_is_a_field_of_the_result(tmp_path, key_by, form):
+    keyed = source(ONE, None, 0).key_by(*key_by)
+    windows = keyed.window(TumblingEventTimeWindows(10))
+    forms = {"rolling": keyed, "window": windows, "trigger": windows.trigger(PurgingTrigger(EventTimeTrigger()))}
+    counts = forms[form].count().uid("op")
+    assert [row[0] for row in collect_all(counts, tmp_path)] == [ONE[0][0]]
 
 
 @pytest.mark.parametrize("windows", [None, TumblingEventTimeWindows(10), SlidingEventTimeWindows(20, 10)])

@@ -319,7 +319,7 @@ class ColumnContents(Contents):
         windows, function = operator.codec.namespace_type, operator.spec.window_function
         super().__init__(operator, operator.backend.get_cells(operator.descriptor(), windows, sessions))
         self._fold, self._merges = fold, sessions is not None
-        self._key_fields = function.key_fields if isinstance(function, WithKeyAndWindow) else None
+        self._front = function if isinstance(function, WithKeyAndWindow) else None
 
     def take(self, batch: StreamBatch) -> Ints:
         self._batch = batch
@@ -375,8 +375,9 @@ class ColumnContents(Contents):
         self.table.delete(others)
 
     def _emit(self, results: pa.Array[Any], seats: Ints, windows: TimeWindows, times: Ints) -> None:
-        if self._key_fields is not None:
-            keys = spread(self._operator.backend.key_context.column(seats), self._key_fields)
+        if self._front is not None:
+            key = self._operator.backend.key_context.column(seats)
+            keys = spread(key, flat=self._front.flat) if self._front.key_fields else []
             columns = [*keys, pa.array(windows.starts), pa.array(windows.ends), *fields_of(results)]
             kind: Any = self._operator.context.vertex.output_type
             results = pa.StructArray.from_arrays(columns, fields=list(kind.arrow_type))
