@@ -74,7 +74,7 @@ class MeanAggregate(AggregateFunction):
         self.position: Any = position
 
     def create_accumulator(self) -> tuple[float, int]:
-        return 0.0, 0
+        return -0.0, 0  # a sum of one value is exactly that value
 
     def add(self, value: Any, accumulator: tuple[float, int]) -> tuple[float, int]:
         total, count = accumulator

@@ -46,8 +46,6 @@ class _Part:
     leaf: FixedColumn
     kind: FoldKind
     values: Numbers
-    initial: float | None
-    """Initial value of a new accumulator; None stands for the first value."""
 
     def add(self, cells: Cells, fresh: Cells, first: Cells) -> None:
         """Folds the values into cells; ``fresh`` are the new cells, ``first`` their first rows."""
@@ -75,8 +73,7 @@ class _Part:
         for some, rows in ((fresh, first), (cells[unset], unset)):
             if self.kind == "sum":
                 # Starting from negative zero, a sum of one value is exactly that value.
-                zero = -0.0 if self.values.dtype.kind == "f" else 0
-                self.leaf.values[some] = zero if self.initial is None else self.initial
+                self.leaf.values[some] = -0.0 if self.values.dtype.kind == "f" else 0
             else:
                 self.leaf.values[some] = self.values[rows]
             valid[some] = True
@@ -86,9 +83,6 @@ class _Part:
         stored, groups = self.leaf.values, segments.groups
         fresh = fresh | ~self.leaf.valid[groups]
         self.leaf.valid[groups] = True
-        if self.initial is not None:
-            stored[groups[fresh]] = self.initial
-            fresh = np.zeros_like(fresh)
         running = accumulate(self.kind, self.values, segments, stored[groups], fresh)
         stored[groups] = running[segments.last]
         by_row = np.empty_like(running)
@@ -114,9 +108,6 @@ class _LeafFold(ColumnFold):
             if the accumulator is a number.
         numbers: The fields of a record that must have a number; None is the record itself.
     """
-
-    initial: float | None = None
-    """What the numbers of a new accumulator start from; None stands for its first value."""
 
     def __init__(
         self, state_type: TypeInformation, leaves: Sequence[tuple[int | None, FoldKind]], numbers: Sequence[int | None]
@@ -181,12 +172,7 @@ class _LeafFold(ColumnFold):
         """Returns the parts of the accumulators, with the values to fold."""
         column: Any = table.column
         return [
-            _Part(
-                column if field is None else column.children[field],
-                kind,
-                _leaf(accumulators, field)[rows],
-                self.initial,
-            )
+            _Part(column if field is None else column.children[field], kind, _leaf(accumulators, field)[rows])
             for field, kind in self.leaves
         ]
 
@@ -294,12 +280,6 @@ class _NumbersFold(_LeafFold):
         return pa.StructArray.from_arrays(columns, fields=list(self._result_type))
 
 
-class _PlainFold(_NumbersFold):
-    """A count or mean, whose accumulators start from zero."""
-
-    initial = 0
-
-
 def _merged(values: Numbers, kind: FoldKind, groups: Cells, first: Cells) -> Numbers | None:
     """Returns the result of each group; None if a sum might be out of range."""
     if kind != "sum":
@@ -342,10 +322,10 @@ def fold_of(
     if isinstance(function, BatchAggregate):
         return BatchFold(function, operator)
     if isinstance(function, CountAggregate):
-        return _PlainFold([("count", False, None)], ["sum"], state_type)
+        return _NumbersFold([("count", False, None)], ["sum"], state_type)
     if isinstance(function, MeanAggregate):
         field, _ = field_of(record_type, function.position)
-        return _PlainFold([("mean", True, field)], ["sum", "sum"], state_type)
+        return _NumbersFold([("mean", True, field)], ["sum", "sum"], state_type)
     if isinstance(function, Aggregations):
         each = [
             (one.kind, one.field is not None, field_of(record_type, one.field or 0)[0])
