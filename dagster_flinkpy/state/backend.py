@@ -457,9 +457,9 @@ class ColumnarKeyedStateBackend:
             for identity, each in runs.items():
                 self._tables[identity].runs = each.beside(self._files)
             self._files.keep_copies(written)
-            self._files.retry_uploads(written.files())
+            uploads = self._files.uploads(written.files())
             before, self._counted = self._counted, replace(self.statistics, keys_touched=touched, memory=memory)
-            return StoredSnapshot(written, self._counted.since(before), self._files.uploads())
+            return StoredSnapshot(written, self._counted.since(before), uploads)
 
         self._last = KeyedSnapshotFuture(run_aside("snapshot", write), take_over)
         return self._last

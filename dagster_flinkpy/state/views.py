@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 from dagster_flinkpy.common.typeinfo import TypeInformation
@@ -19,6 +19,7 @@ from dagster_flinkpy.datastream.state import (
     ValueState,
     ValueStateDescriptor,
 )
+from dagster_flinkpy.datastream.state_ttl import StateTtlConfig
 from dagster_flinkpy.errors import ConfigurationError, UnsupportedKeyTypeError
 from dagster_flinkpy.state.cell_numbers import PairCells
 from dagster_flinkpy.state.cell_table import CellTable
@@ -26,7 +27,6 @@ from dagster_flinkpy.state.handles import StateKind
 from dagster_flinkpy.state.layout import TableLayout
 from dagster_flinkpy.state.list_table import ListTable
 from dagster_flinkpy.state.map_table import MapTable
-from dagster_flinkpy.state.ttl_rules import TtlRules
 from dagster_flinkpy.state.value_folds import ValueFold, fold_values
 
 __all__ = [
@@ -39,6 +39,30 @@ __all__ = [
     "layout_of",
     "make_state",
 ]
+
+
+class TtlRules:
+    """When state expires, and whether it may still be read (Flink: ``AbstractTtlDecorator``).
+
+    Each value, list element or map entry is stored with the time at which it expires. Expired values are dropped when
+    they are read and when runs are merged.
+
+    Args:
+        config: The time to live that the user declared.
+        now: Returns processing time in milliseconds.
+    """
+
+    def __init__(self, config: StateTtlConfig, now: Callable[[], int]) -> None:
+        self.now, self._ttl = now, config.ttl_millis
+        self.on_read = config.get_update_type() is StateTtlConfig.UpdateType.OnReadAndWrite
+        """Whether reading state restarts its time to live."""
+        visibility = config.get_state_visibility()
+        self.return_expired = visibility is StateTtlConfig.StateVisibility.ReturnExpiredIfNotCleanedUp
+        """Whether expired state that was not cleaned up yet may still be returned, once."""
+
+    def expiry(self) -> int:
+        """Returns the time at which a value that is written now expires."""
+        return self.now() + self._ttl
 
 
 class KeyedState:
@@ -92,13 +116,13 @@ class _OneValue(KeyedState):
 
     def _is_live(self, cell: int, rules: TtlRules) -> bool:
         """Returns whether a value has not expired, or drops it (Flink: ``getWrappedWithTtlCheckAndUpdate``)."""
-        now, expires = rules.now(), self._expires
+        expires = self._expires
         assert expires is not None
-        if expires[cell] <= now:
+        if expires[cell] <= rules.now():
             self._drop(cell)
             return False
         if rules.on_read:
-            expires[cell] = now + rules.ttl
+            expires[cell] = rules.expiry()
             self._changed[cell] = True
         return True
 

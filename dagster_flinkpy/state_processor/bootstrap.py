@@ -16,7 +16,6 @@ from dagster_flinkpy.errors import ConfigurationError, TypeMismatchError
 from dagster_flinkpy.state.keys import hash_keys
 from dagster_flinkpy.state.layout import TableLayout, check_key_like, make_sort_keys, sort_identities
 from dagster_flinkpy.state.placed_rows import unplaced_rows
-from dagster_flinkpy.state.ttl_rules import TtlRules
 from dagster_flinkpy.state.views import layout_of
 
 __all__ = ["Columns", "bootstrap_table", "keyed_rows", "to_arrow_table"]
@@ -92,7 +91,7 @@ def bootstrap_table(
     assert element_type is not None
     columns["value"] = _column(data, value, element_type, f"{what}: the value")
     config = descriptor.ttl_config
-    return layout, keyed_rows(layout, columns, 0 if config is None else TtlRules(config, lambda: now).expiry())
+    return layout, keyed_rows(layout, columns, 0 if config is None else now + config.ttl_millis)
 
 
 def keyed_rows(layout: TableLayout, columns: dict[str, pa.Array[Any]], expires: int = 0) -> pa.Table:

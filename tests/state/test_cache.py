@@ -4,7 +4,6 @@ import errno
 import multiprocessing
 import os
 import signal
-import threading
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -14,7 +13,7 @@ import pyarrow as pa
 import pytest
 
 from dagster_flinkpy.common.typeinfo import Types
-from dagster_flinkpy.errors import CorruptStateError, StorageError
+from dagster_flinkpy.errors import CorruptStateError
 from dagster_flinkpy.key_groups import KeyGroupRange
 from dagster_flinkpy.key_hashes import key_groups_of_hashes
 from dagster_flinkpy.state.files import cache as cache_module
@@ -233,37 +232,12 @@ def test_small_runs_add_up_to_little_more_than_the_cache_may_keep(store: LocalOb
 
 
 LARGE = 100_000
-"""Rows of a run that is written in the background."""
-
-
-def test_a_large_run_is_there_before_its_copy_is_written(store: LocalObjectStore, cache: RunCache) -> None:
-    handle, table = write(store, LARGE)
-    may_write = threading.Event()
-    real = cache._write
-
-    def write_later(name: str, batch: pa.RecordBatch) -> pa.RecordBatch:
-        assert may_write.wait(300)
-        return real(name, batch)
-
-    cache._write = write_later  # type: ignore[method-assign]
-    run = cache.open(handle, store)
-    part = run.evolved(())
-    assert run.table().equals(table)
-    assert not cache.directory.exists()
-    before = pa.total_allocated_bytes()
-    may_write.set()
-    [writing] = cache.take_pending()
-    writing.result()
-    assert local_file(cache, handle).exists()
-    assert run.table().equals(table)
-    assert part.table().equals(table)
-    assert pa.total_allocated_bytes() < before, "both are mapped from the file now"
+"""Rows of a run whose copy is packed."""
 
 
 def test_the_copy_of_a_large_run_is_packed(store: LocalObjectStore, cache: RunCache) -> None:
     handle, table = write(store, LARGE)
     written = cache.put(handle, table)
-    cache.take_pending()[0].result()
     assert local_file(cache, handle).stat().st_size < 0.6 * table.nbytes
     clip = handle.clip(KeyGroupRange(10, 20))
     assert clip is not None
@@ -276,25 +250,6 @@ def test_the_copy_of_a_large_run_is_packed(store: LocalObjectStore, cache: RunCa
         wanted, rows = own.find(run.sort_keys)
         assert wanted.tolist() == list(range(own.start, own.stop))
         assert rows.tolist() == list(range(len(own)))
-
-
-def test_large_runs_are_written_one_at_a_time(store: LocalObjectStore, cache: RunCache) -> None:
-    written = [write(store, LARGE + i) for i in range(3)]
-    for handle, table in written:
-        cache.put(handle, table)
-    assert [local_file(cache, handle).exists() for handle, _ in written[:2]] == [True, True]
-    [writing] = cache.take_pending()
-    writing.result()
-    assert local_file(cache, written[2][0]).exists()
-
-
-def test_a_copy_that_cannot_be_written_is_said_later(store: LocalObjectStore, tmp_path: Path) -> None:
-    (tmp_path / "file").write_bytes(b"")
-    cache = RunCache(tmp_path / "file" / "cache")
-    handle, table = write(store, LARGE)
-    assert cache.open(handle, store).table().equals(table)
-    with pytest.raises(StorageError, match="cannot be written"):
-        cache.take_pending()[0].result()
 
 
 def test_files_of_killed_writes_are_swept(

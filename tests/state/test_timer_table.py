@@ -109,7 +109,7 @@ def test_what_is_looked_at_follows_the_due_timers(
     make_backend: MakeBackend, monkeypatch: pytest.MonkeyPatch, packed: bool
 ) -> None:
     if packed:
-        monkeypatch.setattr(cache, "_WRITE_ASIDE", 1)
+        monkeypatch.setattr(cache, "_PACKED", 1)
     count, due = 4096, 16
     backend = make_backend(key_type=LONG, inline_below=0)
     touch(backend, LONG, list(range(count)))

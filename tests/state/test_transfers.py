@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 from dagster_flinkpy.common.typeinfo import Types
 from dagster_flinkpy.datastream.state import ValueStateDescriptor
 from dagster_flinkpy.errors import ObjectNotFoundError, StorageError
-from dagster_flinkpy.state.files import cache as cache_module
 from dagster_flinkpy.state.files import transfers
 from dagster_flinkpy.state.files.cache import RunCache
 from dagster_flinkpy.state.files.transfers import Uploads, fetch
@@ -148,36 +147,6 @@ def test_what_cannot_be_written_again_is_not_lost(
     restored = make_backend(backend.snapshot(), key_type=Types.LONG())
     restored.get_state(VALUE)
     assert [restored.read("v", key) for key in range(3)] == [0, 1, 2]
-
-
-@pytest.mark.parametrize("changes", [False, True])
-def test_a_local_disk_that_was_full_fails_one_snapshot(
-    make_backend: MakeBackend, cache: RunCache, monkeypatch: pytest.MonkeyPatch, changes: bool
-) -> None:
-    monkeypatch.setattr(cache_module, "_WRITE_ASIDE", 0)
-    real, begun = cache._write, threading.Event()
-
-    def fail(name: str, batch: Any) -> Any:
-        assert begun.wait(300)
-        raise StorageError("the disk is full")
-
-    cache._write = fail  # type: ignore[method-assign]
-    backend = make_backend(key_type=Types.LONG(), inline_below=0)
-    state = backend.get_state(VALUE)
-    backend.set_current_key(1)
-    state.update(1)
-    failed = backend.begin_snapshot()
-    failed.settle()  # asks for what is pending
-    begun.set()
-    with pytest.raises(StorageError, match="the disk is full"):
-        failed.result()
-    cache._write = real  # type: ignore[method-assign]
-    if changes:
-        backend.set_current_key(2)
-        state.update(2)
-    snapshot = backend.snapshot()
-    assert sum(table.rows for table in snapshot.tables) == 1 + changes
-    assert backend.snapshot() == snapshot
 
 
 def test_what_no_snapshot_names_any_more_is_not_uploaded_again(tmp_path: Path) -> None:

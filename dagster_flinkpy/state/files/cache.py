@@ -11,12 +11,10 @@ import errno
 import os
 import shutil
 import struct
-import threading
 import time
 import uuid
 import zlib
 from collections.abc import Sequence
-from concurrent.futures import Future
 from contextlib import suppress
 from itertools import groupby
 from pathlib import Path
@@ -31,7 +29,6 @@ from dagster_flinkpy.errors import StorageError
 from dagster_flinkpy.state.files.gathering import ColumnReader, gather, reader_of
 from dagster_flinkpy.state.files.packed_columns import SortKeyColumn, pack_rows, packing_of
 from dagster_flinkpy.state.files.run_file import read_run
-from dagster_flinkpy.state.files.transfers import run_aside
 from dagster_flinkpy.state.handles import RunHandle
 from dagster_flinkpy.state.layout import SortKeys
 from dagster_flinkpy.state.schema_evolution import evolve
@@ -43,8 +40,8 @@ _TRAILER = struct.Struct("<8sQI")
 """The magic number, the number of bytes before the trailer, and their checksum."""
 _MAGIC = b"FLNKRUN3"
 _PAGE = 4096
-_WRITE_ASIDE = 1 << 20
-"""Copies of at least this many bytes are packed, and written in the background."""
+_PACKED = 1 << 20
+"""Copies of at least this many bytes are packed."""
 _ABANDONED_AFTER = 3600.0
 """A temporary file that is older than this many seconds was left by a killed process."""
 
@@ -62,7 +59,7 @@ Indices = npt.NDArray[np.int64]
 
 
 class Rows:
-    """Rows of a file: in memory until the local copy is written, and memory-mapped afterwards."""
+    """Rows of a file: memory-mapped, or in memory if they are part of the metadata."""
 
     def __init__(self, batch: pa.RecordBatch) -> None:
         self.packings = {field.name: packing for field in batch.schema if (packing := packing_of(field.type))}
@@ -70,10 +67,6 @@ class Rows:
         kinds = {name: packing.kind for name, packing in self.packings.items()}
         self.schema = pa.schema([f.with_type(kinds.get(f.name, f.type)) for f in batch.schema])
         """The schema of the rows when they are not packed."""
-        self.replace(batch)
-
-    def replace(self, batch: pa.RecordBatch) -> None:
-        """Uses another copy of the same rows."""
         self.batch = batch
         self.sort_keys = SortKeyColumn(batch.column("sort_key"))
         self._readers: dict[str, ColumnReader | None] = {}
@@ -85,10 +78,9 @@ class Rows:
 
     def reader(self, name: str) -> ColumnReader | None:
         """Returns what reads a column, or None if only :meth:`take` does."""
-        readers = self._readers  # Those of another copy are not for this one.
-        if name not in readers:
-            readers[name] = reader_of(self.batch.column(name), self.packings.get(name))
-        return readers[name]
+        if name not in self._readers:
+            self._readers[name] = reader_of(self.batch.column(name), self.packings.get(name))
+        return self._readers[name]
 
     def take(self, name: str, rows: Indices) -> pa.Array[Any]:
         """Returns a column of some rows."""
@@ -236,10 +228,6 @@ class RunCache:
         """Runs found in the cache."""
         self.misses = 0
         """Runs read from the store."""
-        self._writing: Future[None] | None = None
-        self._untold: Future[None] | None = None
-        """The last copy, unless a snapshot waits for it."""
-        self._lock = threading.Lock()
 
     def open(self, handle: RunHandle, store: ObjectStore) -> Run:
         """Returns the rows of a handle; reads them from the store if they are not in the cache.
@@ -295,34 +283,16 @@ class RunCache:
                 with suppress(OSError):
                     (self.directory / each).unlink()
 
-    def take_pending(self) -> tuple[Future[None], ...]:
-        """Returns the copy that is being written, or has just been. The run can be read even if it cannot be written.
-
-        The future raises a StorageError if the local directory cannot be written. That is told once.
-        """
-        untold, self._untold = self._untold, None
-        return () if untold is None else (untold,)
-
     def _keep(self, name: str, table: pa.Table) -> Rows:
-        """Writes a copy. Large ones are written in the background, one at a time, so that few are held in memory."""
+        """Writes a copy, and returns its rows."""
         batches = table.combine_chunks().to_batches()
         if len(batches) != 1:
             raise StorageError(
                 f"state run {name} has {len(batches)} record batches instead of one, because a string column is above "
                 "2 GiB"
             )
-        is_large = batches[0].nbytes >= _WRITE_ASIDE
-        rows = Rows(pack_rows(batches[0]) if is_large else batches[0])
-        with self._lock:  # the task may read one run while a snapshot writes another
-            if self._writing is not None:
-                self._writing.exception()  # waits
-                self._writing = None
-            if is_large:
-                self._writing = run_aside("write", lambda: rows.replace(self._write(name, rows.batch)))
-                self._untold = self._writing
-            else:
-                rows.replace(self._write(name, rows.batch))
-        return rows
+        is_large = batches[0].nbytes >= _PACKED
+        return Rows(self._write(name, pack_rows(batches[0]) if is_large else batches[0]))
 
     def _map(self, path: Path) -> pa.RecordBatch | None:
         """Memory-maps a file. If it is damaged, deletes it and returns None."""

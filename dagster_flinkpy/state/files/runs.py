@@ -113,16 +113,16 @@ class RunFiles:
             self.cache.drop(self._copied[checksum])
         self._copied = named
 
-    def retry_uploads(self, named: Collection[str]) -> None:
-        """Begins the uploads again that have failed, of the files that a snapshot names."""
-        self._uploads.retry(named)
+    def uploads(self, named: Collection[str]) -> Sequence[Future[None]]:
+        """Returns what must be done so that everything that was written is in the store.
 
-    def uploads(self) -> list[Future[None]]:
-        """Returns what must be done so that everything that was written is in the store, and copied.
+        The futures raise a StorageError if a file could not be uploaded. Uploads that have failed before begin again.
 
-        The futures raise a StorageError if a file could not be uploaded, or a local copy could not be written.
+        Args:
+            named: The files that a snapshot names. Others need not be uploaded.
         """
-        return [*self._uploads.pending, *self.cache.take_pending()]
+        self._uploads.retry(named)
+        return self._uploads.pending
 
 
 @dataclass(frozen=True)
