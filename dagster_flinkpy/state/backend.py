@@ -294,9 +294,7 @@ class ColumnarKeyedStateBackend:
             StateSchemaError: They were stored, or requested earlier, with another namespace type. The message names
                 both.
         """
-        identity = (True, name)
-        timers = TimerQueue(*self._where(identity), namespace_type=namespace_type, **self._of_timers)
-        return self._declare(identity, timers)
+        return self._timers(TimerQueue, name, namespace_type)
 
     def get_cells(
         self,
@@ -331,16 +329,8 @@ class ColumnarKeyedStateBackend:
         return self._declare(identity, make(*self._where(identity), kind, numbers=numbers, column=column, **types))
 
     def get_column_timers(self, name: str, namespace_type: TypeInformation) -> ColumnTimers:
-        """Returns the timers with a name for use by column, always the same object for the same name.
-
-        Raises:
-            ConfigurationError: The same operator uses them record by record.
-            StateSchemaError: They were stored, or requested earlier, with another namespace type. The message names
-                both.
-        """
-        identity = (True, name)
-        timers = ColumnTimers(*self._where(identity), namespace_type=namespace_type, **self._of_timers)
-        return self._declare(identity, timers)
+        """Returns the timers with a name for use by column. Otherwise it is like :meth:`get_timers`."""
+        return self._timers(ColumnTimers, name, namespace_type)
 
     def get_sessions(
         self, name: str, timers: str, window_type: TypeInformation, lateness: int
@@ -360,20 +350,18 @@ class ColumnarKeyedStateBackend:
             *self._where((False, name)), "MAP", map_key_type=window_type, value_type=window_type, lateness=lateness
         )
         sessions = self._declare((False, name), table)
-        queue = SessionTimers(
-            *self._where((True, timers)), namespace_type=window_type, sessions=sessions, **self._of_timers
-        )
-        return sessions, self._declare((True, timers), queue)
+        return sessions, self._timers(SessionTimers, timers, window_type, sessions=sessions)
 
     def _where(self, identity: TableId) -> tuple[Any, ...]:
         """Returns the first arguments of a table."""
         restored = self._restored.get(identity)
         return self._keys, self._files, restored.runs if restored else (), identity[1]
 
-    @property
-    def _of_timers(self) -> dict[str, Any]:
-        """The arguments of timers that other tables do not have."""
-        return {"make_room": self.make_room, "touch": self._touch_column}
+    def _timers(
+        self, kind: Callable[..., T], name: str, namespace_type: TypeInformation | None, **rest: SessionTable
+    ) -> T:
+        identity, calls = (True, name), {"make_room": self.make_room, "touch": self._touch_column}
+        return self._declare(identity, kind(*self._where(identity), namespace_type=namespace_type, **calls, **rest))
 
     def _declare(self, identity: TableId, table: T) -> T:
         self._check(identity, table)

@@ -45,10 +45,6 @@ class KeyCodec:
         """Converts a key to a dict key; None if the key itself is the dict key."""
         self.decode: Convert | None = _decoder(kind)
         """Converts a dict key to a key; None if ``encode`` is None."""
-        nested = (RowTypeInfo, TupleTypeInfo)
-        self._flat = not isinstance(kind, nested)
-        self._pair = isinstance(kind, TupleTypeInfo) and not any(isinstance(t, nested) for t in kind.field_types)
-        self._pair = self._pair and isinstance(kind, nested) and len(kind.field_types) == 2
 
     def encode_all(self, keys: Sequence[Any]) -> Sequence[Any]:
         """Returns the dict keys of many keys."""
@@ -60,18 +56,9 @@ class KeyCodec:
 
     def rank(self, encoded: Any) -> Any:
         """Returns a value that orders dict keys even if fields are None."""
-        if self._flat:
-            return encoded
-        if self._pair and encoded is not None:  # Such as a time window; one is ranked for each timer.
-            first, second = encoded
-            return first is not None, first, second is not None, second
-        return _rank(encoded)
-
-
-def _rank(value: Any) -> Any:
-    if isinstance(value, tuple):
-        return (1, tuple(_rank(field) for field in value))
-    return (0,) if value is None else (1, value)
+        if isinstance(encoded, tuple):
+            return 1, tuple(map(self.rank, encoded))
+        return (0,) if encoded is None else (1, encoded)
 
 
 def _encode_decimal(value: Any) -> Any:

@@ -383,14 +383,8 @@ class SessionTable(OverlayTable):
         return seats[kept], starts[kept], ends[kept], found.take("value").take(pa.array(kept))
 
     def _changes(self) -> pa.Table | None:
-        # changed, put, gone: cells, ascending. live, stored, same: bool, one a cell of changed. starts, ends: of put,
-        # and then of gone.
-        changed = np.flatnonzero(self.changed & (self.live | self.stored))
-        live, stored = self.live[changed], self.stored[changed]
-        same = live & stored
-        same &= self.start[changed] == self.stored_start[changed]
-        same &= self.end[changed] == self.stored_end[changed]
-        put, gone = changed[live & ~same], changed[stored & ~same]
+        # put, gone: cells, ascending. starts, ends: of put, and then of gone.
+        put, gone = self.to_write()
         starts = np.concatenate([self.start[put], self.stored_start[gone]])
         ends = np.concatenate([self.end[put], self.stored_end[gone]])
         cells = np.concatenate([put, gone])
@@ -400,6 +394,22 @@ class SessionTable(OverlayTable):
             "value": window_column(kind, self.state_start[cells], self.state_end[cells]),
         }
         return self._rows(*delta_of_sessions(self.seat[cells], (starts, ends), columns, len(put)))
+
+    def to_write(self, *, fired: bool = False) -> tuple[Cells, Cells]:
+        """Returns the sessions to be stored anew, and those whose stored windows are to be deleted, ascending.
+
+        Args:
+            fired: Whether those that have fired are among them, though their windows are stored. Default: False.
+        """
+        # changed: cells, ascending. live, stored, same: bool, one a cell of changed.
+        changed = np.flatnonzero(self.changed & (self.live | self.stored))
+        live, stored = self.live[changed], self.stored[changed]
+        same = live & stored
+        same &= self.start[changed] == self.stored_start[changed]
+        same &= self.end[changed] == self.stored_end[changed]
+        if fired:
+            same &= ~self.fired[changed]
+        return changed[live & ~same], changed[stored & ~same]
 
     def _written(self) -> None:
         """Does nothing: the timers are still to be written."""

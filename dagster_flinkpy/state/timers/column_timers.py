@@ -34,10 +34,7 @@ class ColumnTimers(TimerTable[tuple[int, Any, Cells]]):
 
     exact = True
     namespace_type: TypeInformation
-
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
-        self._codec = KeyCodec(self.namespace_type)
+    _codec: KeyCodec
 
     def register(
         self, seats: Cells, codes: Cells, times: Sequence[int], namespaces: Sequence[Any], *, stored: bool = False

@@ -101,17 +101,10 @@ class SessionTimers(TimerTable[tuple[Times, Cells]]):
         return (times, cells) if len(times) else None
 
     def _changes(self) -> pa.Table | None:
-        # changed, put, gone: cells, ascending. live, stored, fired, same: bool, one a cell of changed. seats, starts,
-        # ends, times: one a timer, of put and then of gone.
-        sessions = self._sessions
-        changed = np.flatnonzero(sessions.changed & (sessions.live | sessions.stored))
-        live, stored, fired = sessions.live[changed], sessions.stored[changed], sessions.fired[changed]
-        same = live & stored
-        same &= sessions.start[changed] == sessions.stored_start[changed]
-        same &= sessions.end[changed] == sessions.stored_end[changed]
+        # put, gone: cells, ascending. seats, starts, ends, times: one a timer, of put and then of gone.
         # When a stored session fires, the allowed lateness may be another one than when it was stored.
-        same &= ~fired
-        put, gone = changed[live & ~same], changed[stored & ~same]
+        sessions = self._sessions
+        put, gone = sessions.to_write(fired=True)
         rows = [
             self._timers_of(put, sessions.start[put], sessions.end[put], sessions.fired[put]),
             self._timers_of(gone, sessions.stored_start[gone], sessions.stored_end[gone], sessions.stored_fired[gone]),

@@ -49,9 +49,9 @@ class TimerQueue(TimerTable[tuple[int, Any, Any]]):
 
     def set_current_namespace(self, namespace: Any) -> None:
         """Sets the namespace for later changes."""
-        if self._namespace_codec is None:
+        if self._codec is None:
             raise ConfigurationError(f"timers {self.name!r} have no namespace")
-        encode = self._namespace_codec.encode
+        encode = self._codec.encode
         self._namespace = namespace if encode is None else encode(namespace)
         self._space = self._number(self._namespace) << _SEAT_BITS
 
@@ -122,7 +122,7 @@ class TimerQueue(TimerTable[tuple[int, Any, Any]]):
                 continue
             time, cell = timer
             self.keys.seat = cell & _SEAT
-            codec = self._namespace_codec
+            codec = self._codec
             return (
                 time,
                 self.keys.current_key(),
@@ -214,9 +214,9 @@ class TimerQueue(TimerTable[tuple[int, Any, Any]]):
             times, cells = times[cells >= 0], cells[cells >= 0]
         deleted, cells = cells < 0, np.maximum(cells, ~cells)
         columns: dict[str, pa.Array[Any]] = {"time": pa.array(times)}
-        if self.namespace_type is not None and self._namespace_codec is not None:
+        if self.namespace_type is not None and self._codec is not None:
             used, codes = np.unique(cells >> _SEAT_BITS, return_inverse=True)
-            known = self._namespace_codec.decode_all([self._namespaces[number] for number in used.tolist()])
+            known = self._codec.decode_all([self._namespaces[number] for number in used.tolist()])
             columns["namespace"] = self.namespace_type.to_arrow(list(known)).take(pa.array(codes))
         return self._rows(cells & _SEAT, columns, deleted)
 
@@ -231,10 +231,10 @@ class TimerQueue(TimerTable[tuple[int, Any, Any]]):
 
     def _fill(self, table: pa.Table) -> None:
         seats = self._touch(one_chunk(table.column("key")), hashes_of(table.column("sort_key").to_numpy()))
-        if self.namespace_type is not None and self._namespace_codec is not None:
+        if self.namespace_type is not None and self._codec is not None:
             column = one_chunk(table.column("namespace"))
             first, codes = distinct_rows(column)
-            known = self._namespace_codec.encode_all(self.namespace_type.from_arrow(column.take(pa.array(first))))
+            known = self._codec.encode_all(self.namespace_type.from_arrow(column.take(pa.array(first))))
             seats |= np.array([self._number(namespace) << _SEAT_BITS for namespace in known], dtype=np.int64)[codes]
         self._stored = table.column("time").to_numpy(), seats
 

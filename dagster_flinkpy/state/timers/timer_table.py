@@ -47,7 +47,7 @@ class TimerTable(OverlayTable, Generic[Due]):
     ) -> None:
         keys, files, handles, name = where
         super().__init__(keys, files, handles, name, "TIMER", namespace_type=namespace_type)
-        self._namespace_codec = None if namespace_type is None else KeyCodec(namespace_type)
+        self._codec = None if namespace_type is None else KeyCodec(namespace_type)
         self._make_room, self._touch = make_room, touch
         self.clear()
 
@@ -116,7 +116,7 @@ class TimerTable(OverlayTable, Generic[Due]):
 
     def _rank(self, time: int, seat: int, namespace: Any) -> Any:
         """Returns the place of a timer in the order of firing."""
-        keys, codec = self.keys, self._namespace_codec
+        keys, codec = self.keys, self._codec
         return time, keys.sort_keys[seat], keys.codec.rank(keys.encoded(seat)), codec and codec.rank(namespace)
 
     def _fired(self, before: int) -> None:

@@ -31,10 +31,9 @@ class GeneralWindower(Windower):
         self._contents: Any = operator.backend.get_state(operator.descriptor(), self._codec.namespace_type)
         self._trigger = trigger = TriggerContext(operator, self._codec, operator.window_states)
         # The timers that end windows.
-        by_event, by_clock = trigger.register_event_time_timer, trigger.register_processing_time_timer
-        self._register = by_event if self._event_time else by_clock
-        by_event, by_clock = trigger.delete_event_time_timer, trigger.delete_processing_time_timer
-        self._delete = by_event if self._event_time else by_clock
+        self._register, self._delete = trigger.register_processing_time_timer, trigger.delete_processing_time_timer
+        if self._event_time:
+            self._register, self._delete = trigger.register_event_time_timer, trigger.delete_event_time_timer
 
     def process(self, batch: StreamBatch, seats: Ints) -> None:
         operator, add = self._operator, self._add
