@@ -48,7 +48,7 @@ from dagster_flinkpy.state.session_table import SessionTable
 from dagster_flinkpy.state.timers.column_timers import ColumnTimers
 from dagster_flinkpy.state.timers.session_timers import SessionTimers
 from dagster_flinkpy.state.timers.timer_queue import TimerQueue
-from dagster_flinkpy.state.views import InternalState, kind_of, make_state
+from dagster_flinkpy.state.views import InternalState, is_same_state, kind_of, make_state
 from dagster_flinkpy.storage import ObjectStore
 
 __all__ = ["ColumnarKeyedStateBackend"]
@@ -112,7 +112,7 @@ class ColumnarKeyedStateBackend:
         self._keys_touched = 0
         self._tables: dict[TableId, OverlayTable] = {}
         self._memory = ManagedMemory(self._keys, self._tables, overlay_rows, managed_memory)
-        self._states: dict[str, InternalState] = {}
+        self._states: dict[str, tuple[StateDescriptor, InternalState]] = {}
         self._full_cleanup: set[TableId] = set()
         self._last: KeyedSnapshotFuture | None = None
         """The last snapshot, until what it has written is taken over."""
@@ -207,6 +207,8 @@ class ColumnarKeyedStateBackend:
     def get_state(self, descriptor: StateDescriptor, namespace_type: TypeInformation | None = None) -> InternalState:
         """Returns the state with the descriptor's name, always the same object for the same name.
 
+        Functions of windows and triggers ask for it with each record.
+
         Args:
             descriptor: The name, kind and types of the state.
             namespace_type: The type of the namespace, or None for state without one.
@@ -218,6 +220,11 @@ class ColumnarKeyedStateBackend:
             UnsupportedKeyTypeError: A namespace or map key cannot have this type.
         """
         name, identity = descriptor.name, (False, descriptor.name)
+        if (known := self._states.get(name)) is not None:
+            before, state = known
+            if state.table.namespace_type is namespace_type and is_same_state(before, descriptor):
+                return state
+        asked = descriptor
         restored = self._restored.get(identity)
         if restored is not None and restored.map_key is not None and isinstance(descriptor, MapStateDescriptor):
             descriptor = copy.copy(descriptor)
@@ -227,14 +234,14 @@ class ColumnarKeyedStateBackend:
         if name not in self._states:
             if identity in self._tables:
                 raise self._used_twice(name)
-            self._states[name] = state
+            self._states[name] = asked, state
             self._add(identity, state.table)
             config = descriptor.ttl_config
             if state.table.ttl and config is not None:
                 self._lifetimes[name] = config.ttl_millis
                 if config.get_cleanup_strategies().in_full_snapshot():
                     self._full_cleanup.add(identity)
-        return self._states[name]
+        return self._states[name][1]
 
     def declared(self) -> list[tuple[TableLayout, int | None]]:
         """Returns the states and timers that were requested, each with its time to live in milliseconds.
@@ -267,9 +274,10 @@ class ColumnarKeyedStateBackend:
         Raises:
             ConfigurationError: There is no such state.
         """
-        state = self._states.get(name)
-        if state is None or state.table.namespaced:
-            known = ", ".join(sorted(n for n, s in self._states.items() if not s.table.namespaced)) or "none"
+        states = {name: state for name, (_, state) in self._states.items() if not state.table.namespaced}
+        state = states.get(name)
+        if state is None:
+            known = ", ".join(sorted(states)) or "none"
             raise ConfigurationError(
                 f"operator {self._operator!r} has no state {name!r} with one value per key; it has: {known}. "
                 "State of windows and of built-in aggregations can be read from a snapshot"

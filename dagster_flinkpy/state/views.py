@@ -35,6 +35,7 @@ __all__ = [
     "KeyedListState",
     "KeyedMapState",
     "KeyedValueState",
+    "is_same_state",
     "kind_of",
     "layout_of",
     "make_state",
@@ -436,17 +437,28 @@ def kind_of(descriptor: StateDescriptor) -> StateKind:
     return kind
 
 
+def is_same_state(one: StateDescriptor, other: StateDescriptor) -> bool:
+    """Returns whether descriptors of one name declare the same types."""
+    if one is other:
+        return True
+    alike = type(one) is type(other) and one.type_info == other.type_info
+    return alike and _expires(one) == _expires(other)
+
+
+def _expires(descriptor: StateDescriptor) -> bool:
+    return descriptor.ttl_config is not None and descriptor.ttl_config.is_enabled()
+
+
 def layout_of(descriptor: StateDescriptor, key_type: TypeInformation) -> TableLayout:
     """Returns how a state without a namespace is stored.
 
     Raises:
         ConfigurationError: The descriptor is not for keyed state.
     """
-    map_key, value, config = None, descriptor.type_info, descriptor.ttl_config
+    map_key, value = None, descriptor.type_info
     if isinstance(descriptor, MapStateDescriptor):
         map_key, value = descriptor.key_type_info, descriptor.value_type_info
-    ttl = config is not None and config.is_enabled()
-    return TableLayout(descriptor.name, kind_of(descriptor), key_type, None, map_key, value, ttl)
+    return TableLayout(descriptor.name, kind_of(descriptor), key_type, None, map_key, value, _expires(descriptor))
 
 
 def make_state(descriptor: StateDescriptor, namespace_type: TypeInformation | None, *where: Any) -> InternalState:
@@ -462,7 +474,7 @@ def make_state(descriptor: StateDescriptor, namespace_type: TypeInformation | No
         UnsupportedKeyTypeError: The type of the namespace or map key cannot identify rows.
     """
     kind, config = kind_of(descriptor), descriptor.ttl_config
-    rules = None if config is None or not config.is_enabled() else TtlRules(config, where[1].now)
+    rules = TtlRules(config, where[1].now) if config is not None and config.is_enabled() else None
     types: dict[str, Any] = {
         "namespace_type": namespace_type,
         "numbers": None if namespace_type is None else PairCells(namespace_type),

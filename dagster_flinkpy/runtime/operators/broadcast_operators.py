@@ -31,8 +31,6 @@ class _Context(RecordContext):
     def __init__(self, timer_service: TimerService, *rest: Any, get_state: Callable[[MapStateDescriptor], Any]) -> None:
         super().__init__(timer_service, *rest)
         self._get_state = get_state
-        self._descriptor: MapStateDescriptor | None = None
-        """The descriptor of the state that was requested last: functions ask for it with each record."""
 
     def current_processing_time(self) -> int:
         """Returns milliseconds since 1970."""
@@ -44,10 +42,7 @@ class _Context(RecordContext):
 
     def get_broadcast_state(self, state_descriptor: MapStateDescriptor) -> Any:
         """Returns broadcast state."""
-        if state_descriptor is not self._descriptor:
-            self._state = self._get_state(state_descriptor)
-            self._descriptor = state_descriptor
-        return self._state
+        return self._get_state(state_descriptor)
 
 
 class _KeyedReadOnlyContext(_Context, KeyedContext):

@@ -34,7 +34,11 @@ from dagster_flinkpy.runtime.operators.keyed_operators import KeyedOperator, Key
 from dagster_flinkpy.runtime.operators.runtime_context import TaskRuntimeContext
 from dagster_flinkpy.state.timers.timer_queue import TimerQueue
 
-__all__ = ["AssignerContext", "TriggerContext", "WindowCodec", "WindowContext", "WindowStates", "evaluator"]
+__all__ = ["AssignerContext", "TriggerContext", "WindowCodec", "WindowContext", "evaluator"]
+
+
+GetState = Callable[[StateDescriptor], Any]
+"""Returns a state by its descriptor."""
 
 
 class WindowCodec:
@@ -66,37 +70,19 @@ def _to_bytes(serializer: TypeSerializer[Any], window: Any) -> bytes:
     return stream.getvalue()
 
 
-class WindowStates:
-    """State by descriptor. It is cached, because triggers and functions ask for it with each record."""
-
-    def __init__(self, get_state: Callable[[StateDescriptor], Any]) -> None:
-        self._get_state = get_state
-        self._known: dict[str, tuple[StateDescriptor, Any]] = {}
-
-    def get(self, descriptor: StateDescriptor) -> Any:
-        """Returns the state."""
-        if (known := self._known.get(descriptor.name)) is not None:
-            before, state = known
-            if before is descriptor or (type(before) is type(descriptor) and before.type_info == descriptor.type_info):
-                return state
-        state = self._get_state(descriptor)
-        self._known[descriptor.name] = (descriptor, state)
-        return state
-
-
 class WindowContext(ProcessWindowFunction.Context[Any], ProcessAllWindowFunction.Context[Any]):
     """The window that fires or ends."""
 
-    def __init__(self, operator: KeyedOperator, codec: WindowCodec, states: WindowStates | None) -> None:
+    def __init__(self, operator: KeyedOperator, codec: WindowCodec, get_state: GetState | None) -> None:
         self._timer_service, self._codec = KeyedTimerService(operator), codec
-        self._runtime, self._states = operator.runtime_context(), states
+        self._runtime, self._get_state = operator.runtime_context(), get_state
         self._store = TaskRuntimeContext(operator.context, self._state)
         self.current: Any = None
 
     def _state(self, descriptor: StateDescriptor) -> Any:
         """Returns a state of the window."""
-        assert self._states is not None
-        state = self._states.get(descriptor)
+        assert self._get_state is not None
+        state = self._get_state(descriptor)
         state.set_current_namespace(self._codec.encode(self.current))
         return state
 
@@ -110,7 +96,7 @@ class WindowContext(ProcessWindowFunction.Context[Any], ProcessAllWindowFunction
         return self._timer_service.current_watermark()
 
     def window_state(self) -> KeyedStateStore:
-        if self._states is None:
+        if self._get_state is None:
             raise ConfigurationError(
                 "windows that merge, such as sessions, have no window_state(); use global_state() instead"
             )
@@ -136,9 +122,9 @@ class AssignerContext(WindowAssigner.WindowAssignerContext):
 class TriggerContext(Trigger.OnMergeContext):
     """Timers and state of a window of the current key."""
 
-    def __init__(self, operator: KeyedOperator, codec: WindowCodec, states: WindowStates) -> None:
+    def __init__(self, operator: KeyedOperator, codec: WindowCodec, get_state: GetState) -> None:
         self._operator, self._timer_service = operator, KeyedTimerService(operator)
-        self._codec, self._states, self._runtime = codec, states, operator.runtime_context()
+        self._codec, self._get_state, self._runtime = codec, get_state, operator.runtime_context()
         self._namespace: Any = None
         self._merged: Sequence[Any] = ()
 
@@ -177,7 +163,7 @@ class TriggerContext(Trigger.OnMergeContext):
         self._timers().delete(time)
 
     def get_partitioned_state(self, state_descriptor: StateDescriptor) -> Any:
-        state = self._states.get(state_descriptor)
+        state = self._get_state(state_descriptor)
         state.set_current_namespace(self._namespace)
         return state
 
@@ -189,7 +175,7 @@ class TriggerContext(Trigger.OnMergeContext):
             )
         if self._merged:
             merged = [self._codec.encode(window) for window in self._merged]
-            self._states.get(state_descriptor).merge_namespaces(self._namespace, merged)
+            self._get_state(state_descriptor).merge_namespaces(self._namespace, merged)
 
 
 def evaluator(function: Any, context: WindowContext) -> Callable[[Any, Any, Sequence[Any]], Any]:

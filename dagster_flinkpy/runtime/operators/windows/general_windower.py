@@ -29,7 +29,7 @@ class GeneralWindower(Windower):
         self._spec, self._event_time = operator.spec, operator.event_time
         operator.open_timers(self._codec.namespace_type)
         self._contents: Any = operator.backend.get_state(operator.descriptor(), self._codec.namespace_type)
-        self._trigger = trigger = TriggerContext(operator, self._codec, operator.window_states)
+        self._trigger = trigger = TriggerContext(operator, self._codec, operator.get_window_state)
         # The timers that end windows.
         self._register, self._delete = trigger.register_processing_time_timer, trigger.delete_processing_time_timer
         if self._event_time:

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from dagster_flinkpy.datastream.aggregations import BatchAggregate
-from dagster_flinkpy.datastream.functions import ProcessAllWindowFunction, ProcessWindowFunction, RuntimeContext
+from dagster_flinkpy.datastream.functions import ProcessAllWindowFunction, ProcessWindowFunction
 from dagster_flinkpy.datastream.operator_specs import WindowSpec
 from dagster_flinkpy.datastream.state import (
     AggregatingStateDescriptor,
@@ -29,13 +30,11 @@ from dagster_flinkpy.runtime.operators.batch_fold import BatchFold, RecordAggreg
 from dagster_flinkpy.runtime.operators.column_fold import ColumnFold
 from dagster_flinkpy.runtime.operators.keyed_operators import KeyedOperator, KeyedTimerService
 from dagster_flinkpy.runtime.operators.operator_context import OperatorContext
-from dagster_flinkpy.runtime.operators.runtime_context import TaskRuntimeContext
 from dagster_flinkpy.runtime.operators.stream_operator import OperatorSnapshot
 from dagster_flinkpy.runtime.operators.windows.contexts import (
     AssignerContext,
     WindowCodec,
     WindowContext,
-    WindowStates,
     evaluator,
 )
 from dagster_flinkpy.runtime.shuffle.batch import NO_TIMESTAMP, StreamBatch
@@ -80,10 +79,9 @@ class WindowOperator(KeyedOperator):
         self.lateness = spec.allowed_lateness if self.event_time else 0
         """How long the state of a window is kept after its end, in milliseconds."""
         self.codec = WindowCodec(spec.assigner.get_window_serializer())
-        self.window_states = WindowStates(lambda d: self.backend.get_state(d, self.codec.namespace_type))
-        self._states = WindowStates(self.backend.get_state)
+        self.get_window_state = partial(self.backend.get_state, namespace_type=self.codec.namespace_type)
         merging = isinstance(spec.assigner, MergingWindowAssigner)
-        self._window = WindowContext(self, self.codec, None if merging else self.window_states)
+        self._window = WindowContext(self, self.codec, None if merging else self.get_window_state)
         self.assigner_context = AssignerContext(KeyedTimerService(self), self.runtime_context())
         self._evaluate = evaluator(spec.window_function, self._window)
         self._one = spec.aggregate is not None or spec.reduce is not None  # Otherwise a window holds a list.
@@ -101,9 +99,6 @@ class WindowOperator(KeyedOperator):
         if spec.reduce is not None:
             return ReducingStateDescriptor(name, spec.reduce, spec.accumulator_type)
         return ListStateDescriptor(name, spec.element_type)
-
-    def runtime_context(self) -> RuntimeContext:
-        return TaskRuntimeContext(self.context, self._states.get)
 
     def process(self, input_index: int, batch: StreamBatch) -> None:
         seats = self.seats(batch)
