@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -14,24 +14,9 @@ from dagster_flinkpy.state.index import IntIndex
 from dagster_flinkpy.state.keys import KeyCodec
 from dagster_flinkpy.state.layout import distinct_rows
 
-__all__ = ["CellNumbers", "NamespacedCells", "PairCells"]
+__all__ = ["NamespacedCells", "PairCells"]
 
 _SEAT_BITS = 32
-
-
-class CellNumbers(Protocol):
-    """Numbers the cells of one state. Without it, the cell of a key is its seat."""
-
-    def __len__(self) -> int: ...
-
-    def seats(self, cells: Cells) -> Cells:
-        """Returns the seat of each cell."""
-
-    def column(self, cells: Cells) -> pa.Array[Any]:
-        """Returns the namespace of each cell."""
-
-    def stored_at(self, seats: Cells, column: pa.Array[Any]) -> Cells:
-        """Returns the cells of stored rows, given the seats and the column of their namespaces; -1 for unknown ones."""
 
 
 class PairCells:

@@ -12,7 +12,7 @@ import pyarrow as pa
 
 from dagster_flinkpy.common.typeinfo import PickledBytesTypeInfo
 from dagster_flinkpy.errors import ConfigurationError
-from dagster_flinkpy.state.cell_numbers import CellNumbers, NamespacedCells, PairCells
+from dagster_flinkpy.state.cell_numbers import NamespacedCells, PairCells
 from dagster_flinkpy.state.columns import Cells, Mask, NumberColumn, ObjectColumn, grown, make_column
 from dagster_flinkpy.state.files.runs import Found
 from dagster_flinkpy.state.keys import KeySeats
@@ -21,6 +21,9 @@ from dagster_flinkpy.state.overlay_table import OverlayTable
 from dagster_flinkpy.state.session_table import SessionTable
 
 __all__ = ["CellTable"]
+
+CellNumbers = PairCells | NamespacedCells | SessionTable | None
+"""What numbers the cells of a state, if a cell is not the seat of its key."""
 
 _SPARE_CELLS = 65_536
 """Compaction waits until there are this many cells more than twice those in use."""
@@ -43,7 +46,7 @@ class CellTable(OverlayTable):
     """The values, a ``CellColumn``. Cells that are written in place must be marked with :meth:`mark`."""
 
     def __init__(
-        self, *args: Any, numbers: Any = None, column: type[ObjectColumn] | None = ObjectColumn, **kwargs: Any
+        self, *args: Any, numbers: CellNumbers = None, column: type[ObjectColumn] | None = ObjectColumn, **kwargs: Any
     ) -> None:
         super().__init__(*args, **kwargs)
         self.cells: Any = None
@@ -52,7 +55,7 @@ class CellTable(OverlayTable):
             numbers.follow(self)
         else:
             self.cells = numbers
-        self._numbers: CellNumbers | None = numbers
+        self._numbers = numbers
         assert self.value_type is not None
         self.column = make_column(self.value_type.arrow_type) if column is None else column(self.value_type)
         self.values: list[Any] = self.column.values if isinstance(self.column, ObjectColumn) else []

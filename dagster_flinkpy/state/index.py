@@ -41,8 +41,6 @@ class WordIndex:
         """By number."""
         self._hashes: Hashes = np.zeros(0, dtype=np.uint64)
         """By number."""
-        self._left_out: list[int] = []
-        """Numbers of rows that are not in the table."""
         self._make(_LEAST_BITS)
 
     def __len__(self) -> int:
@@ -52,13 +50,12 @@ class WordIndex:
         self._shift, self._mask = np.uint64(64 - bits), (1 << bits) - 1
         self._table: npt.NDArray[np.int32] = np.full(1 << bits, -1, dtype=np.int32)
 
-    def add(self, words: Words, hashes: Hashes, left_out: Integers | None = None) -> None:
+    def add(self, words: Words, hashes: Hashes) -> None:
         """Adds distinct rows that are not in the index.
 
         Args:
             words: Their words.
             hashes: A hash of 64 bits for each row, whose upper ones count.
-            left_out: Positions of rows that get numbers but are not to be found. Default: none.
         """
         # new: int32, numbers of rows that have no place in the table, ascending; at: where they look. self._table:
         # int32, by place: a number, or -1. take() is faster than an index.
@@ -72,12 +69,9 @@ class WordIndex:
         self._hashes = grown(self._hashes, self._size, 0)
         self._hashes[before : self._size] = hashes
         new = np.arange(before, self._size, dtype=np.int32)
-        if left_out is not None and len(left_out):
-            self._left_out += (before + left_out).tolist()
-            new = np.delete(new, left_out)
         if 2 * self._size > len(self._table):
             self._make((2 * self._size).bit_length() + 1)
-            new = np.delete(np.arange(self._size, dtype=np.int32), self._left_out)
+            new = np.arange(self._size, dtype=np.int32)
         at = (self._hashes.take(new) >> self._shift).view(np.int64)
         while len(new):
             free = np.flatnonzero(self._table.take(at) < 0)  # Positions: numpy takes long by a mask without a pattern.

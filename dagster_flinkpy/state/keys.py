@@ -179,7 +179,7 @@ class TouchedKeys:
         self._size = 0
         self._parts: list[KeySeats] = []
         self._index: IntIndex | RowIndex | None = None
-        """Numbers the seats that `find` has seen; None if it needs their dict keys."""
+        """Numbers the seats that `find` has seen; None if it needs their dict keys, as those of long texts."""
         self._indexed = 0  # Seats that it has seen.
 
     def __len__(self) -> int:
@@ -236,18 +236,16 @@ class TouchedKeys:
         """
         if not self._size:
             return np.full(len(column), -1)
-        if self._index is None:
-            seats = self.seats
-            return np.array([seats.get(key, -1) for key in self._encode(column)], dtype=np.int64)
         # Distinct keys are numbered in the order of their seats, so the number is the seat.
         since, self._indexed = self._indexed, self._size
         if isinstance(self._index, IntIndex):
             for part in self._since(since):
                 self._index.add_new(_integers(part))
             return self._index.find(_integers(column))
-        for part in self._since(since):
-            self._index.add(part)
-        return self._index.find(column)
+        if self._index is not None and all(map(self._index.add, self._since(since))):
+            return self._index.find(column)
+        self._index, seats = None, self.seats
+        return np.array([seats.get(key, -1) for key in self._encode(column)], dtype=np.int64)
 
     def _since(self, seat: int) -> list[pa.Array[Any]]:
         """Returns the keys of all seats from this one on. It does not copy those before, as `all` may."""

@@ -7,7 +7,7 @@ Java say little about some keys: with ids of 0 to n, n * n pairs share 32 * n of
 from __future__ import annotations
 
 import math
-from collections.abc import Hashable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from functools import lru_cache
 from typing import Any
 
@@ -20,7 +20,7 @@ from dagster_flinkpy.state.index import Integers, WordIndex, Words
 __all__ = ["RowIndex", "distinct_words", "has_words", "integers_of", "words_of"]
 
 TEXT_WORDS = 8
-"""Words that a text has at most. Rows with a longer one are told apart by Python."""
+"""Words that a text has at most."""
 
 _NULLS = 0  # The position of the word that has a bit for the row, and for each field, which is set if it is null.
 _FIELD = TEXT_WORDS + 1  # Positions of a field. The last one of a text counts the NULs at its end.
@@ -278,33 +278,17 @@ class RowIndex:
 
     def __init__(self) -> None:
         self._index = WordIndex()
-        self._long: dict[Hashable, int] = {}
-        """The numbers of rows with a long text, which have more than their words."""
 
-    def add(self, column: pa.Array[Any]) -> None:
-        """Adds distinct rows that are not in the index."""
+    def add(self, column: pa.Array[Any]) -> bool:
+        """Adds distinct rows that are not in the index; returns False, and does nothing, if a text is too long."""
         words, long = words_of(column)
-        numbers = (len(self._index) + long).tolist()
-        self._index.add(words, _hashes(words, len(column)), long)
-        if len(long):
-            self._long.update(zip(_long_keys(column, words, long), numbers, strict=True))
+        if not len(long):
+            self._index.add(words, _hashes(words, len(column)))
+        return not len(long)
 
     def find(self, column: pa.Array[Any]) -> Integers:
-        """Returns the number of each row, or -1 if it was not added."""
+        """Returns the number of each row, or -1 if it was not added, as no row with a long text was."""
         words, long = words_of(column)
         found = self._index.find(words, _hashes(words, len(column)))
-        if len(long):
-            found[long] = [self._long.get(key, -1) for key in _long_keys(column, words, long)]
+        found[long] = -1
         return found
-
-
-def _long_keys(column: pa.Array[Any], words: Words, rows: Integers) -> list[Hashable]:
-    """Returns what tells rows with a long text apart: their words, and their texts."""
-    taken: Any = column.take(pa.array(rows))
-    fields: Sequence[pa.Array[Any]] = taken.flatten() if pa.types.is_struct(taken.type) else [taken]
-    texts = [field.to_pylist() for field in fields if _is_text(field.type)]
-    numbers = [[(position, word) for word in words[position][rows].tolist()] for position in sorted(words)]
-    return [
-        (*texts_of_row, *(number for number in numbers_of_row if number[1]))
-        for texts_of_row, numbers_of_row in zip(zip(*texts, strict=True), zip(*numbers, strict=True), strict=True)
-    ]
