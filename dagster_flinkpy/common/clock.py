@@ -16,6 +16,7 @@ __all__ = [
     "datetime_of_millis",
     "elapsed_millis",
     "epoch_millis",
+    "steady_millis",
     "to_millis",
 ]
 
@@ -26,6 +27,26 @@ _MILLISECOND = timedelta(milliseconds=1)
 def current_millis() -> int:
     """Returns the time of the machine's clock, in milliseconds since 1970."""
     return time.time_ns() // 1_000_000
+
+
+_SLOWED = 900
+"""Milliseconds in a second of a clock that goes on while that of the machine is behind it."""
+_seen = (0.0, time.monotonic())
+"""What `steady_millis` has returned last in this process, and when. There is no lock, which a fork could inherit."""
+
+
+def steady_millis() -> int:
+    """Returns the time as `current_millis` does, for what waits: it never goes back.
+
+    When the machine's clock is set back, this one goes on, a tenth slower, until it is right again. So nothing waits
+    until the machine's clock has caught up, which may take hours. Other machines see other times: for them, use
+    `current_millis`.
+    """
+    global _seen
+    (millis, at), now = _seen, time.monotonic()
+    millis = max(current_millis(), millis + (now - at) * _SLOWED)
+    _seen = millis, now
+    return int(millis)
 
 
 def elapsed_millis(since: float) -> int:
@@ -79,6 +100,6 @@ class Clock(ABC):
 
 
 class SystemClock(Clock):
-    """The clock of the machine."""
+    """The clock of the machine, see `steady_millis`."""
 
-    now = staticmethod(current_millis)
+    now = staticmethod(steady_millis)

@@ -57,7 +57,8 @@ def _one_thread(world: World, invariants: Invariants) -> Iterator[None]:
                 stack.enter_context(mock.patch.object(module, "ThreadPoolExecutor", SerialExecutor))
         stack.enter_context(mock.patch.object(savepoint, "in_daemon_threads", _one_by_one))
         stack.enter_context(mock.patch.object(Watchdog, "run", _watchdog(world)))
-        stack.enter_context(mock.patch.object(job_loop, "_now", world.clock))
+        for clock in ("_now", "_wall"):
+            stack.enter_context(mock.patch.object(job_loop, clock, world.clock))
         stack.enter_context(mock.patch.object(commit_retries, "_sleep", world.sleep))
         stack.enter_context(mock.patch.object(job_loop, "JobState", SimulatedState))
         stack.enter_context(mock.patch.object(job_loop, "Transactions", SimulatedTransactions))

@@ -50,8 +50,8 @@ class WaitLog:
         self._said, self._at = "", 0.0
 
     def say(self, line: str) -> None:
-        if line != self._said or time.time() - self._at >= _REPEAT_SECONDS:
-            self._said, self._at = line, time.time()
+        if line != self._said or time.monotonic() - self._at >= _REPEAT_SECONDS:
+            self._said, self._at = line, time.monotonic()
             self._log(line)
 
 

@@ -34,7 +34,7 @@ from dagster_flinkpy.checkpoint.reports.execution_report import ExecutionReport
 from dagster_flinkpy.checkpoint.restore import RestorePlan
 from dagster_flinkpy.checkpoint.starting_point import Restore
 from dagster_flinkpy.checkpoint.store import CompletedCheckpointStore
-from dagster_flinkpy.common.clock import current_millis
+from dagster_flinkpy.common.clock import current_millis, steady_millis
 from dagster_flinkpy.common.job_status import JobStatus
 from dagster_flinkpy.datastream.checkpointing.state_recovery import NonRestoredState, RecoveryClaimMode
 from dagster_flinkpy.datastream.program.job_graph import JobGraph
@@ -198,7 +198,7 @@ class JobAttempt(AttemptRuns):
             )
             what = f"taking over job {self.config.job_id!r}"
             self._attempt: Attempt = await_leadership(
-                lambda: self._watchdog.run(what, self._take_over), self._location, _now, self._progress
+                lambda: self._watchdog.run(what, self._take_over), self._location, _wall, self._progress
             )
         except BaseException:
             self._watchdog.close()
@@ -206,7 +206,7 @@ class JobAttempt(AttemptRuns):
         try:
             self._keeper.keep(self._store, self._attempt)
             former = self._attempt.former
-            if former is not None and former.alive(_now()):
+            if former is not None and former.alive(_wall()):
                 still = "which may still be running but can no longer complete a checkpoint"
                 self._progress(f"took over from {former.owner!r}, {still}")
             self._begin()
@@ -228,7 +228,7 @@ class JobAttempt(AttemptRuns):
         self._store = CompletedCheckpointStore(job_store, self.config.checkpointing.num_retained)
         return self._store.begin_attempt(
             self._owner,
-            _now(),
+            _wall(),
             self._keeper.lease,
             start_over=self._start_over,
             led_by=self._led_by,
@@ -266,8 +266,9 @@ class JobAttempt(AttemptRuns):
             self.config.checkpointing.timeout,
             self._folders,
         )
+        lease = self._keeper.lease
         self._desk = RequestDesk(
-            self._store, self._attempt, self._watchdog, self._savepoints, self._keeper.lease, _now, self._progress
+            self._store, self._attempt, self._watchdog, self._savepoints, lease, _now, _wall, self._progress
         )
         statistics = self._watchdog.run("loading the statistics", self._store.load_statistics, self._attempt)
         self._deploy(self.restored, statistics)
@@ -402,6 +403,7 @@ class JobAttempt(AttemptRuns):
             self.config.partition_retention,
             self._started_from,
             _now,
+            _wall,
             commit=lambda metadata: self._commit(metadata),
             after_commit=self._after_commit,
             timeline=timeline,
@@ -420,7 +422,7 @@ class JobAttempt(AttemptRuns):
         )
 
     def _create_lease_keeper(self) -> LeaseKeeper:
-        return LeaseKeeper(_LEASE, _now)
+        return LeaseKeeper(_LEASE, _wall)
 
     def _create_mailbox(self) -> Mailbox:
         return ThreadMailbox(_now) if self._exchange.needs_threads else InlineMailbox(now=_now)
@@ -431,7 +433,7 @@ class JobAttempt(AttemptRuns):
 
     def _after_commit(self) -> None:
         if self._deployed.contents.partition is None:  # otherwise another try begins with the first partition again
-            self._restore.dispose_claimed(self._owner, _now())
+            self._restore.dispose_claimed(self._owner, _wall())
         self._reporter.write()
 
     def __exit__(
@@ -453,7 +455,7 @@ class JobAttempt(AttemptRuns):
             if error is None and self._deployed.master.error is None:
                 self._transactions.abort_left_open()
                 if not found and self.latest is not None and self.latest.fencing_token in self._reporter.tokens:
-                    self._watchdog.run("deleting the savepoint", self._restore.dispose_claimed, self._owner, _now())
+                    self._watchdog.run("deleting the savepoint", self._restore.dispose_claimed, self._owner, _wall())
         with suppress(FlinkPyError):
             retention = self.config.checkpointing.retention
             if self._attempt.discards_checkpoints(retention, error, finished=self.finished):
@@ -488,7 +490,7 @@ class JobAttempt(AttemptRuns):
         self._reporter.close()
         self._hooks.close()
         with suppress(FlinkPyError):  # a lease that is not released expires
-            self._watchdog.run("releasing the leadership", self._store.end_run, self._attempt, _now())
+            self._watchdog.run("releasing the leadership", self._store.end_run, self._attempt, _wall())
         self._watchdog.close()
 
     @property
@@ -585,4 +587,10 @@ class JobAttempt(AttemptRuns):
 
 
 def _now() -> int:
+    """Tells the time for what waits in this run."""
+    return steady_millis()
+
+
+def _wall() -> int:
+    """Tells the time for what other machines read, such as the lease."""
     return current_millis()

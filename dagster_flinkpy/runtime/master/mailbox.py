@@ -14,7 +14,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from dagster_flinkpy.common.clock import current_millis
+from dagster_flinkpy.common.clock import steady_millis
 from dagster_flinkpy.common.daemon_threads import DaemonThread
 
 __all__ = ["Done", "InlineMailbox", "Lane", "Mailbox", "ThreadMailbox", "Work"]
@@ -128,7 +128,7 @@ class Mailbox(ABC):
 class ThreadMailbox(Mailbox):
     """Runs each lane on a thread, which starts with its first work."""
 
-    def __init__(self, now: Callable[[], int] = current_millis) -> None:
+    def __init__(self, now: Callable[[], int] = steady_millis) -> None:
         super().__init__()
         self._now = now
         # A signal handler may put something in while this thread waits for it, which other queues do not allow.
@@ -177,7 +177,7 @@ class InlineMailbox(Mailbox):
     def __init__(
         self,
         choose: Callable[[list[Lane]], Lane] = lambda lanes: lanes[-1],
-        now: Callable[[], int] = current_millis,
+        now: Callable[[], int] = steady_millis,
         wait: Callable[[float], None] | None = None,
     ) -> None:
         super().__init__()

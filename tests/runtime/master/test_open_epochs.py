@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import threading
+import time
 import uuid
 from collections.abc import Callable, Iterator, Sequence
 from datetime import timedelta
@@ -37,7 +38,7 @@ from dagster_flinkpy.runtime.master.requests import taken_requests
 from dagster_flinkpy.storage import StorageLocation
 from tests.examples import examples
 from tests.runtime.harness import HarnessAttempt, collect_graph, collected
-from tests.waiting import LIMIT
+from tests.waiting import LIMIT, until
 
 PAIR = Types.TUPLE([Types.LONG(), Types.LONG()])
 DAY = timedelta(days=1)
@@ -310,6 +311,19 @@ def test_a_request_for_a_checkpoint_ends_the_epoch_that_is_open(tmp_path: Path) 
         assert run.ask(RequestKind.CHECKPOINT).checkpoint_id == 2
     assert run.rows == [(0, 1), (3, 2)]
     assert run.checkpoints == [1, 2, 3]
+
+
+def test_a_clock_that_is_set_back_stops_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No checkpoint was triggered, and no input looked for, until it was as late again: for hours."""
+    world, real = World(), time.time_ns
+    with Run(world, tmp_path, interval=timedelta(milliseconds=20)) as run:
+        world.records.append(0)
+        until(lambda: run.checkpoints, "there is no checkpoint")
+        monkeypatch.setattr(time, "time_ns", lambda: real() - 5 * 3600 * 10**9)
+        known = len(run.checkpoints)
+        world.records.append(1)
+        until(lambda: len(run.rows) == 2 and len(run.checkpoints) > known + 2, "it stands still")
+    assert run.error is None
 
 
 class Hook(MasterTriggerRestoreHook):

@@ -392,7 +392,7 @@ def test_a_job_that_waits_keeps_its_lease(tmp_path: Path, monkeypatch: pytest.Mo
     with Asked(tmp_path, config=config) as attempt:
         expires = attempt._attempt.leader.record.expires_at
         later = expires - 60_000
-        monkeypatch.setattr(attempt._desk, "_now", lambda: later)
+        monkeypatch.setattr(attempt._desk, "_wall", lambda: later)
         attempt._deployed.master._perform(LookForRequests())
         attempt._deployed.master.settle()
         leader = attempt.asker.running()

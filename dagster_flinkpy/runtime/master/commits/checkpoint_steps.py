@@ -66,6 +66,8 @@ class CheckpointSteps:
     """Id of the checkpoint or savepoint from which the run started, and another try of it would; or None."""
     now: Callable[[], int]
     """Returns the time, in milliseconds since 1970."""
+    wall: Callable[[], int]
+    """The same, as other machines see it."""
     commit: Callable[[CheckpointMetadata], object]
     """Commits what the sinks have prepared for a checkpoint."""
     after_commit: Callable[[], object]
@@ -94,7 +96,7 @@ class CheckpointSteps:
 
     def _renewed(self, step: Callable[[Attempt], T]) -> T:
         """Renews the lease before a step."""
-        self.store.renew(self.attempt, self.lease, self.now())
+        self.store.renew(self.attempt, self.lease, self.wall())
         return step(self.attempt)
 
     def trigger_hook(self, identifier: str, checkpoint_id: int, timestamp_ms: int) -> Outcome:

@@ -48,14 +48,15 @@ class RequestDesk:
         savepoints: JobSavepoints,
         lease: timedelta,
         now: Callable[[], int],
+        wall: Callable[[], int],
         progress: Callable[[str], object],
     ) -> None:
         self.requests = TakenRequests(now())
         self._store, self._attempt = store, attempt
         nonce, check_leader = attempt.leader.record.nonce, partial(store.check_leader, attempt)
-        self._inbox = RequestInbox(store.store, attempt.token, nonce, check_leader, now)
+        self._inbox = RequestInbox(store.store, attempt.token, nonce, check_leader, wall)
         self._watchdog, self._savepoints, self._lease = watchdog, savepoints, lease
-        self._now, self._progress = now, progress
+        self._now, self._wall, self._progress = now, wall, progress
         self._copies: dict[str, SavepointCopy] = {}
         """The savepoints that are being written, by request."""
 
@@ -98,12 +99,12 @@ class RequestDesk:
     @property
     def lease_ends(self) -> bool:
         """Whether the lease is to be renewed with the next look."""
-        return self._attempt.leader.record.expires_at - self._now() < to_millis(self._lease / 2)
+        return self._attempt.leader.record.expires_at - self._wall() < to_millis(self._lease / 2)
 
     def renew(self) -> None:
         """Renews the lease. It belongs on the lane that also renews it when it takes a checkpoint id."""
         try:
-            self._watchdog.run("renewing the lease", self._store.renew, self._attempt, self._lease, self._now())
+            self._watchdog.run("renewing the lease", self._store.renew, self._attempt, self._lease, self._wall())
         except StorageError as error:
             self._progress(f"cannot renew the lease: {error}")
 
