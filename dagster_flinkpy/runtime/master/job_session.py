@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 import uuid
+import weakref
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from typing import TYPE_CHECKING
@@ -36,6 +37,8 @@ class SharedSession:
         """By whether it is for DataFrames of the user."""
         self._used: dict[bool, float] = {}
         """When somebody asked for them last, in seconds of the monotonic clock."""
+        self.gone: weakref.WeakSet[SparkSession] = weakref.WeakSet()
+        """The sessions that were forgotten. What another region does with one raises some error of a closed client."""
         self._tries: tuple[SparkSession, int] | None = None
         self._lock = threading.Lock()
 
@@ -76,6 +79,7 @@ class SharedSession:
                 return  # another region may have new ones already
             gone = [*self._sessions.values()]
             self._sessions.clear()
+            self.gone.update(gone)
         # A driver in this process has ended already; to stop it again would end the one that another job has since.
         for spark in () if self.settings.in_this_process else gone:
             spark.release_session_on_close = False  # nobody would answer
@@ -168,6 +172,8 @@ class JobSession:
                 yield spark
             except Exception as error:
                 lost = lost_server(settings, spark, error)
+                if lost is None and spark in self._shared.gone:
+                    lost = SparkUnavailableError("The Spark server ended while the job was running.")
                 if lost is None and self._shared.has_stopped(spark):
                     lost = SparkUnavailableError(
                         "The Spark session of this process ended while the job was running: some code has called its "

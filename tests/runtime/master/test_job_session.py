@@ -66,6 +66,19 @@ def test_another_session_is_opened_when_the_server_is_lost(shared: SharedSession
         assert spark is found
 
 
+def test_a_region_that_used_a_session_which_another_one_has_closed_has_lost_the_server(
+    shared: SharedSession, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    region = JobSession(shared)
+    region.begin("region", "an epoch")
+    with pytest.raises(SparkUnavailableError, match="The Spark server ended"), region.open() as spark:
+        shared.forget(spark)
+        monkeypatch.setattr(job_session, "lost_server", lambda *found: None)
+        raise ValueError("Cannot invoke RPC: Channel closed!")
+    with pytest.raises(ValueError, match="of the program"), region.open():
+        raise ValueError("of the program")
+
+
 class ClassicSession(FakeSession):
     """One whose driver is in this process, and which Python, or only Java, knows to have ended."""
 
