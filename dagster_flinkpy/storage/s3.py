@@ -488,9 +488,15 @@ class _BeyondEndError(StorageError):
 
 def _read_whole(read: Callable[[], T]) -> T:
     """Reads a response's body again if it is truncated: boto3 retries requests, but not bodies."""
-    from botocore.exceptions import IncompleteReadError, ReadTimeoutError, ResponseStreamingError
+    from botocore.exceptions import (
+        FlexibleChecksumError,
+        IncompleteReadError,
+        ReadTimeoutError,
+        ResponseStreamingError,
+    )
 
-    truncated = tenacity.retry_if_exception_type((IncompleteReadError, ReadTimeoutError, ResponseStreamingError))
+    cut = (FlexibleChecksumError, IncompleteReadError, ReadTimeoutError, ResponseStreamingError)
+    truncated = tenacity.retry_if_exception_type(cut)
     return tenacity.Retrying(retry=truncated, stop=tenacity.stop_after_attempt(_ATTEMPTS), reraise=True)(read)
 
 

@@ -10,6 +10,7 @@ from datetime import datetime, timezone
 import pytest
 from botocore.awsrequest import AWSPreparedRequest, AWSResponse
 from botocore.exceptions import ReadTimeoutError
+from botocore.httpchecksum import Crc32Checksum, StreamingChecksumBody
 from botocore.httpsession import URLLib3Session
 from botocore.response import StreamingBody
 from botocore.stub import Stubber
@@ -216,6 +217,13 @@ def test_body_cut_off_is_read_again(stub: Stubber, stubbed: S3ObjectStore) -> No
     stub.add_response("get_object", body(b"", 4))
     stub.add_response("get_object", body(b"0123", 4))
     assert stubbed.get_range("k", 0, 4) == b"0123"
+
+
+def test_a_body_without_a_length_whose_checksum_is_wrong_is_read_again(stub: Stubber, stubbed: S3ObjectStore) -> None:
+    for data in (b"01", b"0123"):
+        summed = StreamingChecksumBody(io.BytesIO(data), None, Crc32Checksum(), "pmadfQ==")
+        stub.add_response("get_object", {**body(data, 4), "Body": summed})
+    assert stubbed.get("key")[0] == b"0123"
 
 
 def test_a_range_without_a_length_that_is_cut_off_is_read_again(stub: Stubber, stubbed: S3ObjectStore) -> None:
