@@ -168,7 +168,7 @@ class DeltaTarget(LakeTarget[DeltaTable]):
         # Not by history(), in which delta-rs holds the GIL: with a slow store, nobody would renew the lease meanwhile.
         # Nor by a list of the log, which may be very long. What the search before this one has read is not read again.
         known, self._known = self._known, {}
-        first = "a checkpoint"
+        first, last = "a checkpoint", table.transaction_version(self.app_id)
         for version in range(table.version(), -1, -1):
             try:
                 digest, ms = self._known[version] = known[version] if version in known else self._said(version)
@@ -177,12 +177,12 @@ class DeltaTarget(LakeTarget[DeltaTable]):
             first = entry_name(version)
             if digest == checkpoint.digest:
                 return True
-            # Some writers say nothing about their versions.
-            if ms is not None and ms < checkpoint.staged_ms - _CLOCK_SKEW_MS:
+            # Some writers say nothing about their versions. If the table has a checkpoint of this number, it may be
+            # this one, whatever the clocks of others say.
+            if ms is not None and last != checkpoint.checkpoint_id and ms < checkpoint.staged_ms - _CLOCK_SKEW_MS:
                 return False
         else:
             return False
-        last = table.transaction_version(self.app_id)
         if last is not None and last < checkpoint.checkpoint_id:  # ids only grow, unless a job begins anew
             return False
         raise CommittableLostError.of(

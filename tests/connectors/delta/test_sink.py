@@ -20,11 +20,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dagster_flinkpy.common import Row, Types
+from dagster_flinkpy.common.clock import current_millis
 from dagster_flinkpy.common.typeinfo import TypeInformation
 from dagster_flinkpy.connectors import DeltaSink
 from dagster_flinkpy.connectors.commit.staged_files import StagedFileCommitter
 from dagster_flinkpy.connectors.delta.committer import DeltaCommitter, DeltaUpsertCommitter
 from dagster_flinkpy.connectors.delta.table import DeltaTarget, row_count, storage_options, table_url
+from dagster_flinkpy.connectors.lake import writer as lake_writer
 from dagster_flinkpy.connectors.lake.writer import LakeWriter
 from dagster_flinkpy.datastream.connectors.base import CommitRequest, Committer, CommitterInitContext, WriterInitContext
 from dagster_flinkpy.errors import (
@@ -236,6 +238,20 @@ def test_a_commit_reads_only_what_is_new_in_the_log(tmp_path: Path, monkeypatch:
     read = [key for key in keys if key.startswith("_delta_log")]
     assert len(read) == len({*read}) == 5
     assert rows(sink) == [1, 2, 3, 4, 5]
+
+
+def test_a_clock_of_a_worker_that_is_hours_ahead_adds_nothing_twice(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All of the log seemed older than what was staged, so rows were added again that somebody had compacted."""
+    sink = DeltaSink(str(tmp_path))
+    with monkeypatch.context() as patch:
+        patch.setattr(lake_writer, "current_millis", lambda: current_millis() + 5 * 3_600_000)
+        request, other = stage(sink, 1), stage(sink, 2, subtask=1)
+    assert commit(sink, request, other) == 0
+    opened(sink).optimize.compact()
+    assert commit(sink, request, other, token=2) == 2
+    assert rows(sink) == [1, 2]
 
 
 def test_a_table_that_was_deleted_is_an_error_at_once(location: StorageLocation) -> None:
