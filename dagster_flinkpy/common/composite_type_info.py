@@ -135,8 +135,8 @@ def _fields_of(kind: type) -> tuple[str, ...] | None:
 class RowTypeInfo(_StructTypeInfo):
     """A `Row` with named, typed fields.
 
-    Where it is declared, records may also be tuples and lists, by position; and dicts, dataclasses and named tuples
-    whose fields have the declared names, in any order.
+    Where it is declared, records may also be tuples and lists, by position; and dicts, dataclasses, named tuples and
+    other objects whose fields or attributes have the declared names, in any order.
 
     Args:
         field_types: The types of the fields.
@@ -199,8 +199,9 @@ class RowTypeInfo(_StructTypeInfo):
             return [getattr(value, name) for name in self.field_names]
         if isinstance(value, (tuple, list)):
             return value
-        if isinstance(value, Mapping) and set(value) == set(self.field_names):
-            return [value[name] for name in self.field_names]
+        fields = value if isinstance(value, Mapping) else getattr(value, "__dict__", {})
+        if set(fields) == set(self.field_names):
+            return [fields[name] for name in self.field_names]
         raise TypeMismatchError(
             f"declared a row of {list(self.field_names)}, produced {value!r}, which is {type(value).__name__}"
         )

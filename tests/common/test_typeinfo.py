@@ -8,6 +8,7 @@ import subprocess
 import sys
 from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -216,13 +217,16 @@ def test_rows_may_be_given_in_other_forms() -> None:
     kind = Types.ROW_NAMED(["a", "b"], [LONG, STRING])
     given_values = [Row(1, "x"), Row(b="x", a=1), Row(a=1, b="x"), (1, "x"), [1, "x"], {"b": "x", "a": 1}]
     assert kind.from_arrow(kind.to_arrow(given_values)) == [Row(a=1, b="x")] * len(given_values)
-    for one in (Turned("x", 1), Record(1, "x"), Slotted("x", 1)):  # columns of one class, and of several
+    plain = SimpleNamespace(b="x", a=1)
+    for one in (Turned("x", 1), Record(1, "x"), Slotted("x", 1), plain):  # columns of one class, and of several
         assert kind.from_arrow(kind.to_arrow([one, one])) == [Row(a=1, b="x")] * 2
         assert kind.from_arrow(kind.to_arrow([one, None, (2, "y")])) == [Row(a=1, b="x"), None, Row(a=2, b="y")]
     other = Types.ROW_NAMED(["c", "d"], [STRING, LONG])
     assert other.from_arrow(other.to_arrow([Turned("x", 1)])) == [Row(c="x", d=1)], "a tuple with other names is one"
     with pytest.raises(TypeMismatchError, match="which is Record"):
         other.to_arrow([Record(1, "x")])
+    with pytest.raises(TypeMismatchError, match="which is SimpleNamespace"):
+        kind.to_arrow([SimpleNamespace(a=1)])
     pair = Types.TUPLE([LONG, STRING])
     assert pair.from_arrow(pair.to_arrow([Row(1, "x"), [1, "x"]])) == [(1, "x"), (1, "x")]
 
