@@ -62,7 +62,6 @@ _INSTEAD = {
     "BulkFormat": _PARQUET,
     "BulkWriterFactory": _PARQUET,
     "CassandraSink": _OWN_SINK,
-    "DeliveryGuarantee": "import it from dagster_flinkpy.datastream.connectors.base",
     "Elasticsearch6SinkBuilder": _OWN_SINK,
     "Elasticsearch7SinkBuilder": _OWN_SINK,
     "FileCompactStrategy": _NO_EFFECT,
@@ -81,7 +80,6 @@ _INSTEAD = {
     "KafkaRecordSerializationSchemaBuilder": _KAFKA,
     "KafkaSink": _KAFKA,
     "KafkaSinkBuilder": _KAFKA,
-    "KafkaSource": _KAFKA,
     "KafkaSourceBuilder": _KAFKA,
     "KafkaTopicPartition": _KAFKA,
     "KafkaTopicSelector": "give the builder of KafkaRecordSerializationSchema a topic",
@@ -123,7 +121,6 @@ _INSTEAD_OF_METHODS = {
     "set_stream_time_characteristic": _EVENT_TIME,
     "set_uid_hash": "use uid()",
     "set_use_snapshot_compression": _NO_EFFECT,
-    "with_watermark_alignment": "leave it out: sources read epoch by epoch, so none gets far ahead of others",
 }
 _INSTEAD_OF_MODULES = {
     "table": "there is no Table API: declare streams, or use DataFrames of Spark, as with from_spark()",

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from dagster_flinkpy.common import ExecutionConfig, WatermarkStrategy, former_names
+from dagster_flinkpy.common import ExecutionConfig, former_names
 from dagster_flinkpy.datastream import CheckpointConfig, StreamExecutionEnvironment
 
 MODULES = ["dagster_flinkpy.common", "dagster_flinkpy.datastream", "dagster_flinkpy.datastream.connectors"]
@@ -25,6 +25,7 @@ MODULES = ["dagster_flinkpy.common", "dagster_flinkpy.datastream", "dagster_flin
         ("dagster_flinkpy.datastream", "RocksDBStateBackend", "state.backend.type"),
         ("dagster_flinkpy.datastream", "ExternalizedCheckpointCleanup", "use ExternalizedCheckpointRetention"),
         ("dagster_flinkpy.datastream.connectors", "FlinkKafkaConsumer", "KafkaSource.builder"),
+        ("dagster_flinkpy.datastream.connectors.kafka", "FlinkKafkaProducer", "KafkaSink.builder"),
         ("dagster_flinkpy.datastream.connectors.file_system", "BulkFormat", "use ParquetSource"),
         ("dagster_flinkpy.datastream.formats.csv", "CsvSchema", r"CsvReaderFormat\.for_row_type"),
     ],
@@ -84,7 +85,6 @@ def test_other_names_are_missing_as_usual(module: str) -> None:
         (StreamExecutionEnvironment.get_execution_environment(), "set_python_executable", "set PYSPARK_PYTHON"),
         (ExecutionConfig(), "set_parallelism", "of the environment"),
         (CheckpointConfig(), "enable_externalized_checkpoints", "use set_externalized_checkpoint_retention"),
-        (WatermarkStrategy.no_watermarks(), "with_watermark_alignment", "leave it out"),
     ],
 )
 def test_settings_say_what_to_use_instead_of_a_method(owner: Any, method: str, instead: str) -> None:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 from dagster_flinkpy.common.former_names import missing
 
 if TYPE_CHECKING:
-    from dagster_flinkpy.datastream.connectors.base import Sink, Source
+    from dagster_flinkpy.datastream.connectors.base import DeliveryGuarantee, Sink, Source
     from dagster_flinkpy.datastream.connectors.data_generator import DataGeneratorSource, RateLimiterStrategy
     from dagster_flinkpy.datastream.connectors.file_system import (
         BucketAssigner,
@@ -17,14 +17,17 @@ if TYPE_CHECKING:
         RollingPolicy,
         StreamFormat,
     )
+    from dagster_flinkpy.datastream.connectors.kafka import KafkaSource
     from dagster_flinkpy.datastream.connectors.number_seq import NumberSequenceSource
 
 __all__ = [
     "BucketAssigner",
     "DataGeneratorSource",
+    "DeliveryGuarantee",
     "FileSink",
     "FileSource",
     "FileSourceBuilder",
+    "KafkaSource",
     "NumberSequenceSource",
     "OutputFileConfig",
     "RateLimiterStrategy",
@@ -36,6 +39,8 @@ __all__ = [
 
 _ELSEWHERE = {
     "DataGeneratorSource": "data_generator",
+    "DeliveryGuarantee": "base",
+    "KafkaSource": "kafka",
     "NumberSequenceSource": "number_seq",
     "RateLimiterStrategy": "data_generator",
     "Sink": "base",

@@ -1,5 +1,6 @@
 """Kafka as source and sink (``pyflink.datastream.connectors.kafka``)."""
 
+from dagster_flinkpy.common.former_names import missing
 from dagster_flinkpy.datastream.connectors.kafka_sink import (
     KafkaRecordSerializationSchema,
     KafkaRecordSerializationSchemaBuilder,
@@ -27,3 +28,7 @@ __all__ = [
     "KafkaSourceBuilder",
     "KafkaTopicPartition",
 ]
+
+
+def __getattr__(name: str) -> object:
+    raise missing(__name__, name)
