@@ -11,7 +11,7 @@ from dagster_flinkpy.common.former_names import missing_method
 from dagster_flinkpy.common.time import Duration, Time
 from dagster_flinkpy.errors import ConfigurationError
 
-__all__ = ["MAX_WATERMARK", "MIN_WATERMARK", "TimestampAssigner", "WatermarkStrategy"]
+__all__ = ["MAX_WATERMARK", "MIN_WATERMARK", "TimestampAssigner", "WatermarkAlignment", "WatermarkStrategy"]
 
 MIN_WATERMARK = -(2**63)
 """The watermark before any event time is known (``Long.MIN_VALUE``)."""
@@ -34,6 +34,18 @@ class TimestampAssigner(ABC):
 
 
 @dataclass(frozen=True)
+class WatermarkAlignment:
+    """Which sources wait for each other in event time (Flink: ``WatermarkAlignmentParams``)."""
+
+    group: str
+    """The sources of a program with the same group wait for each other."""
+    max_drift: Duration
+    """How far a source may be ahead of the one that is least far."""
+    update_interval: Duration
+    """How often subtasks tell how far they are."""
+
+
+@dataclass(frozen=True)
 class WatermarkStrategy:
     """The timestamps and watermarks of a stream. Use the factory methods to create one.
 
@@ -48,6 +60,8 @@ class WatermarkStrategy:
     """A function of the record, or the name of a field, which is read as a whole column."""
     idle_timeout: Duration | None = None
     """A channel without records for this long no longer holds back the watermark."""
+    alignment: WatermarkAlignment | None = None
+    """Which other sources a source waits for. Default: none."""
 
     if not TYPE_CHECKING:  # type checkers report a missing attribute themselves
 
@@ -99,3 +113,36 @@ class WatermarkStrategy:
         if idle_timeout.millis <= 0:
             raise ConfigurationError(f"idle_timeout must be positive, not {idle_timeout.millis} ms")
         return replace(self, idle_timeout=idle_timeout)
+
+    def with_watermark_alignment(
+        self, watermark_group: str, max_allowed_watermark_drift: Duration, update_interval: Duration | None = None
+    ) -> WatermarkStrategy:
+        """Returns a strategy for a source that waits for others which are not as far in event time (Flink: FLIP-217).
+
+        A subtask does not read on while its watermark is further than that of the group plus the drift. The watermark
+        of the group is the least over its subtasks that have something to read; one without input holds the others up
+        as far as it was, until it is idle. Splits that are read side by side, such as the partitions of a topic, wait
+        for each other, too. It acts while tasks live in a run that goes on or has a checkpoint interval: before a
+        barrier, sources read all that the epoch was given.
+
+        Args:
+            watermark_group: The name of the group.
+            max_allowed_watermark_drift: How far a source may be ahead. A batch of records is not divided.
+            update_interval: How often subtasks tell how far they are. Default: 1 second.
+
+        Raises:
+            ConfigurationError: An argument is wrong, or the strategy has no watermarks.
+        """
+        where, wanted = "with_watermark_alignment()", "a Duration, such as Duration.of_minutes(5)"
+        check_argument(where, watermark_group, str, "the name of a group")
+        interval = Duration.of_seconds(1) if update_interval is None else update_interval
+        for each in (max_allowed_watermark_drift, interval):
+            check_argument(where, each, (Duration, Time), wanted)
+        if max_allowed_watermark_drift.millis < 0 or interval.millis <= 0:
+            raise ConfigurationError(f"{where}: the drift must not be negative, and the interval must be positive")
+        if self.max_out_of_orderness is None:
+            raise ConfigurationError(
+                f"{where} needs watermarks: begin with WatermarkStrategy.for_bounded_out_of_orderness(...) or "
+                "for_monotonous_timestamps()"
+            )
+        return replace(self, alignment=WatermarkAlignment(watermark_group, max_allowed_watermark_drift, interval))

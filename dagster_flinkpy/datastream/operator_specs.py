@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, cast
 
+from dagster_flinkpy.common.no_effect import no_effect
 from dagster_flinkpy.common.typeinfo import PickledBytesTypeInfo, TypeInformation
 from dagster_flinkpy.common.watermark_strategy import WatermarkStrategy
 from dagster_flinkpy.datastream.aggregations import BatchAggregate, BuiltInAggregate
@@ -156,6 +157,10 @@ class TimestampsSpec(OperatorSpec):
 
     watermark_strategy: WatermarkStrategy
     kind: ClassVar[str] = "timestamps"
+
+    def __post_init__(self) -> None:
+        if self.watermark_strategy.alignment is not None:
+            no_effect("with_watermark_alignment() behind a source", "only sources wait: give it to from_source()", 5)
 
     def user_functions(self) -> list[Any]:
         return [self.watermark_strategy.timestamp_assigner]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
 
@@ -16,10 +16,13 @@ from dagster_flinkpy.errors import CheckpointError, FlinkPyError, message_of
 from dagster_flinkpy.runtime.python_environment import PackedPython
 from dagster_flinkpy.storage import StorageLocation
 
-__all__ = ["EpochInput", "EpochJob", "Stop", "SubtaskInputs"]
+__all__ = ["EpochInput", "EpochJob", "Reached", "Stop", "SubtaskInputs"]
 
 SubtaskInputs = Mapping[tuple[str, int], SubtaskState]
 """What subtasks start from, by uid and subtask; those without an entry start empty."""
+Reached = tuple[int | None, bool, bool]
+"""How far a subtask of a source is in event time, None if it had nothing to read; whether it is reading; and whether it
+waits for others."""
 
 
 @dataclass(frozen=True)
@@ -27,11 +30,20 @@ class Stop:
     """Where a subtask stops amid its splits, because a barrier follows (Flink: ``CheckpointedPosition``)."""
 
     splits: int
-    """How many splits it reads to their ends."""
-    records: int | None = None
-    """How many records it reads of the split after them. Default: it does not begin that one."""
-    offset: int = 0
-    """The offset after these records."""
+    """How many splits it reads to their ends, from the first one on, but for those in `begun`."""
+    begun: tuple[tuple[int, int, int], ...] = ()
+    """Splits of which it reads a part: their numbers, how many records, and the offsets after these."""
+
+    def of(self, split: int) -> tuple[int, int] | None:
+        """Returns how many records it reads of a split, and the offset after these; None for all."""
+        return next(((records, offset) for number, records, offset in self.begun if number == split), None)
+
+    def followed_by(self, other: Stop, splits: Sequence[SourceSplit]) -> Stop:
+        """Returns where it stops amid these splits and those of another part, where it stops as the other one says."""
+        n, begun = len(splits), {number for number, *_ in self.begun}
+        unread = ((i, 0, splits[i].offset) for i in range(self.splits, n) if i not in begun)
+        others = ((number + n, records, offset) for number, records, offset in other.begun)
+        return Stop(other.splits + n, (*self.begun, *unread, *others))
 
 
 @dataclass(frozen=True)
@@ -50,26 +62,32 @@ class EpochInput:
     """Where subtasks stop that do not read all of their splits."""
     watermarks: Mapping[str, int] = field(default_factory=dict)
     """How far sources are in event time before it, by uid, as far as that is known."""
+    merged: bool = False
+    """Whether it is several parts, so that a split may go on in a later one."""
 
     def followed_by(self, part: EpochInput) -> EpochInput:
         """Returns the epoch with what else is read before its barrier."""
-        splits, stops = dict(self.splits), dict(self.stops)
-        for task, stop in part.stops.items():
-            stops[task] = replace(stop, splits=stop.splits + len(splits.get(task, ())))
+        splits, stops = dict(self.splits), dict[tuple[str, int], Stop]()
+        for task in self.stops.keys() | part.stops.keys():
+            stops[task] = self._stop(task).followed_by(part._stop(task), splits.get(task, ()))
         for task, more in part.splits.items():
             splits[task] = (*splits.get(task, ()), *more)
         ended = self.ended_sources | part.ended_sources
-        return replace(self, splits=splits, stops=stops, ended_sources=ended, open=part.open)
+        merged = self.merged or self.has_input
+        return replace(self, splits=splits, stops=stops, ended_sources=ended, open=part.open, merged=merged)
+
+    def _stop(self, task: tuple[str, int]) -> Stop:
+        return self.stops.get(task, Stop(len(self.splits.get(task, ()))))
 
     def read_splits(self) -> dict[str, list[SourceSplit]]:
         """Returns all splits by uid, as they are after the epoch: those that are not finished have a rest."""
         found: dict[str, list[SourceSplit]] = {}
         for task, splits in self.splits.items():
-            stop = self.stops.get(task, Stop(len(splits)))
-            read, rest = splits[: stop.splits], splits[stop.splits :]
-            if stop.records is not None:
-                rest = (rest[0].advanced(stop.offset, finished=False), *rest[1:])
-            found.setdefault(task[0], []).extend((*(replace(split, finished=True) for split in read), *rest))
+            stop, left = self._stop(task), list(splits)
+            left[: stop.splits] = [replace(split, finished=True) for split in splits[: stop.splits]]
+            for number, _, offset in stop.begun:
+                left[number] = splits[number].advanced(offset, finished=False)
+            found.setdefault(task[0], []).extend(left)
         return found
 
     @property

@@ -101,7 +101,6 @@ ABSENT = {
     "A Dagster asset is what keeps the result of a stream": """
         datastream.DataStream.cache datastream.KeyedStream.cache
     """,
-    "Input of an epoch is bounded, so sources cannot drift apart": "common.WatermarkStrategy.with_watermark_alignment",
     "Latency is measured by the runtime": """
     """,
     "Types make whole columns": """

@@ -182,6 +182,19 @@ class SourceReader(ABC):
     def add_splits(self, splits: Sequence[Any]) -> None:
         """Takes splits that the enumerator has assigned, or those of the checkpoint."""
 
+    def pause_or_resume_splits(  # noqa: B027
+        self, splits_to_pause: Sequence[str], splits_to_resume: Sequence[str]
+    ) -> None:
+        """Is called when splits are further in event time than the source may be, or are no longer (Flink: FLIP-217).
+
+        See `WatermarkStrategy.with_watermark_alignment`. If the least of the splits is too far, `poll_next` is not
+        called. Default: nothing, so only the reader as a whole waits.
+
+        Args:
+            splits_to_pause: Names of outputs of splits from which to emit nothing until they may go on.
+            splits_to_resume: Names of those that may go on.
+        """
+
     def notify_no_more_splits(self) -> None:  # noqa: B027
         """Is called when the enumerator assigns no further splits to this reader. It may be called again."""
 

@@ -101,6 +101,10 @@ class BatchingOutput(ReaderOutput):
         for output in (self._main, *released, *self._splits.values()):
             yield from output.take()
 
+    def ahead_of(self, watermark: int) -> set[str]:
+        """Returns the splits that are further in event time."""
+        return {name for name, output in self._splits.items() if output.time.watermark > watermark}
+
     @property
     def watermark(self) -> int:
         """The event time up to which all records have come, of those that were taken: the least over the splits."""

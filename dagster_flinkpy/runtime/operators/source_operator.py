@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections import deque
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -10,11 +12,11 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from dagster_flinkpy.common.clock import to_millis
-from dagster_flinkpy.common.watermark_strategy import MAX_WATERMARK, MIN_WATERMARK
+from dagster_flinkpy.common.watermark_strategy import MAX_WATERMARK, MIN_WATERMARK, WatermarkAlignment
 from dagster_flinkpy.datastream.connectors.base import SourceSplit
 from dagster_flinkpy.datastream.operator_specs import SourceSpec
 from dagster_flinkpy.errors import FlinkPyError, SourceReadError
-from dagster_flinkpy.runtime.epoch import EpochInput, Stop
+from dagster_flinkpy.runtime.epoch import EpochInput, Reached, Stop
 from dagster_flinkpy.runtime.failure import USER_EXCEPTIONS
 from dagster_flinkpy.runtime.operators.operator_context import OperatorContext
 from dagster_flinkpy.runtime.operators.stream_operator import OperatorSnapshot, StreamOperator
@@ -22,6 +24,27 @@ from dagster_flinkpy.runtime.operators.timestamps_operator import EventTime
 from dagster_flinkpy.runtime.shuffle.batch import NO_TIMESTAMP, StreamBatch
 
 __all__ = ["SourceOperator"]
+
+
+@dataclass(slots=True)
+class _Way:
+    """How far a split is read."""
+
+    split: SourceSplit
+    time: EventTime
+    """The event time that follows its records."""
+    batches: Iterator[Any] | None = None
+    """Its next batches. None if it was not begun."""
+    rest: Any = None
+    """What is left of the current one, if anything."""
+
+    @property
+    def has_time(self) -> bool:
+        return self.time.watermark != MIN_WATERMARK
+
+
+def _least(ways: Iterable[_Way]) -> int:
+    return min((way.time.watermark for way in ways), default=MIN_WATERMARK)
 
 
 class SourceOperator(StreamOperator):
@@ -34,15 +57,27 @@ class SourceOperator(StreamOperator):
         self._is_timed = spec.timed_later or spec.watermark_strategy.max_out_of_orderness is not None
         self._strategy = spec.watermark_strategy
         self._time = EventTime(spec.watermark_strategy, self, context.watermark)
-        self._splits: list[SourceSplit] = []
-        """What it reads, or has read last, in the current epoch."""
+        self._splits: dict[str, SourceSplit] = {}
+        """What it reads, or has read last, in the current epoch, by id."""
         self._epoch, self._read_any = 0, False
         self.stops = False
         """Whether it is to stop amid the part that it reads."""
         self.stop: Stop | None = None
         """Where it has stopped, or is to stop, amid the part; None if it reads all of it."""
-        self._kept: tuple[SourceSplit, Iterator[Any], Any] | None = None
-        """The split amid which it has stopped, its next batches, and the rest of the current one, if there is one."""
+        self._kept: list[_Way] = []
+        """The splits amid which it has stopped."""
+        self._begun: list[tuple[int, int, int]] = []
+        """Where it has stopped, see :class:`Stop`."""
+        self._halts = False
+        """Whether it is to stop before the next batch."""
+        self.max_watermark = MAX_WATERMARK
+        """How far it may be in event time, while others of its group are not further."""
+        self.aligns = False
+        """Whether it heeds that now: not if a barrier follows what it reads."""
+        self._was_given = self._ended = False
+        """Whether it had something to read in the last part, and whether it ends with that."""
+        self._least = MIN_WATERMARK
+        """How far the least of the splits is that it reads in turns."""
         self._idle_from: int | None = None
         """When it becomes idle if nothing comes, in milliseconds since 1970."""
 
@@ -57,6 +92,11 @@ class SourceOperator(StreamOperator):
         """How far it is in event time."""
         return self._time.watermark
 
+    @property
+    def alignment(self) -> WatermarkAlignment | None:
+        """Which other sources it waits for."""
+        return self._strategy.alignment
+
     def run(self, epoch: EpochInput) -> Iterator[int]:
         """Reads the splits of an epoch, or of a part of it, and yields the watermark after each batch.
 
@@ -65,80 +105,116 @@ class SourceOperator(StreamOperator):
         vertex = self.context.vertex
         task = (vertex.uid, self.context.subtask)
         if epoch.checkpoint_id != self._epoch:
-            self._epoch, self._splits, self._read_any = epoch.checkpoint_id, [], False
+            self._epoch, self._splits, self._read_any, self._idle_from = epoch.checkpoint_id, {}, False, None
         self._read_any |= epoch.reads(vertex.uid)
-        self._idle_from = None
         given, self.stop = epoch.splits.get(task, ()), epoch.stops.get(task)
         if epoch.watermarks.get(vertex.uid, MIN_WATERMARK) > self._time.watermark:
             self._time.watermark = epoch.watermarks[vertex.uid]
             yield self._time.watermark
-        kept = self._kept
+        self._least = MIN_WATERMARK
+        self._begun, self._halts = [], self._stops_now and self.is_ahead
+        self._was_given, self._ended = bool(given), vertex.uid in epoch.ended_sources
         if given:
-            self._splits, self._kept = [], None  # of several parts, the checkpoint names the last one
-        side_by_side = self._source.splits_side_by_side
-        watermarks: list[int] = []
-        for i, split in enumerate(given):
-            if self.stop is not None and i >= self.stop.splits + (self.stop.records is not None):
-                break
-            split_time = EventTime(self._strategy, self, MIN_WATERMARK, self._time.unit) if side_by_side else self._time
-            if kept is not None and kept[0] == split:
-                batches, rest = kept[1:]
-            else:
-                batches, rest = iter(self._source.read(split)), None
-            yield from self._read(i, split, batches, rest, split_time)
-            if side_by_side and split_time.watermark != MIN_WATERMARK:
-                watermarks.append(split_time.watermark)
-            yield self._time.watermark
-            if self._stops_now and i + 1 < len(given):
-                self.stop = Stop(i + 1)
-        if watermarks and len(self._splits) == len(given):  # otherwise those that wait may have earlier records
-            self._time.watermark = max(self._time.watermark, min(watermarks))
-            yield self._time.watermark
-        if vertex.uid in epoch.ended_sources:
+            kept, self._kept, self._splits = self._kept, [], {}  # of several parts, the checkpoint names the last one
+            self._idle_from = None
+            ways = [next((each for each in kept if each.split == split), None) or self._way(split) for split in given]
+            in_turns = self._source.splits_side_by_side and self._strategy.alignment is not None and not epoch.merged
+            yield from self._read_in_turns(ways) if in_turns else self._read_one_by_one(ways)
+        if self._ended:
             yield MAX_WATERMARK
+
+    def _way(self, split: SourceSplit) -> _Way:
+        side_by_side = self._source.splits_side_by_side
+        time = EventTime(self._strategy, self, MIN_WATERMARK, self._time.unit) if side_by_side else self._time
+        return _Way(split, time)
+
+    def _read_one_by_one(self, ways: Sequence[_Way]) -> Iterator[int]:
+        for i, way in enumerate(ways):
+            if self.stop is not None and i >= self.stop.splits and self.stop.of(i) is None:
+                break
+            yield from self._read(i, way)
+            yield self._time.watermark
+            if self.stop is None and (self._begun or (self._stops_now and i + 1 < len(ways))):
+                self.stop = Stop(i if self._begun else i + 1, tuple(self._begun))
+        else:
+            if self._source.splits_side_by_side:  # a split that waits might have earlier records
+                self._time.watermark = max(self._time.watermark, _least(way for way in ways if way.has_time))
+                yield self._time.watermark
+
+    def _read_in_turns(self, ways: Sequence[_Way]) -> Iterator[int]:
+        """Reads on in the split that is least far in event time, so that none gets ahead."""
+        left = {i: self._read(i, way) for i, way in enumerate(ways)}
+        while left:
+            first = min(left, key=lambda i: ways[i].time.watermark)
+            if next(left[first], None) is None:
+                del left[first]
+            reached = _least(way for i, way in enumerate(ways) if i in left or way.has_time)
+            self._time.watermark, self._least = max(self._time.watermark, reached), _least(ways[i] for i in left)
+            yield self._time.watermark
+            if self._stops_now:
+                self._halts = True
+                for read in left.values():
+                    deque(read, maxlen=0)
+                self.stop = Stop(len(ways), tuple(self._begun))
+                break
 
     @property
     def _stops_now(self) -> bool:
         return self.stops and self.stop is None and self._source.resumes_splits
 
-    def _read(
-        self, index: int, split: SourceSplit, batches: Iterator[Any], rest: Any, time: EventTime
-    ) -> Iterator[int]:
+    @property
+    def is_ahead(self) -> bool:
+        """Whether it is further in event time than its group allows."""
+        return self.aligns and max(self._time.watermark, self._least) > self.max_watermark
+
+    @property
+    def waits(self) -> bool:
+        """Whether it must not read on now. If it is to stop and cannot stop amid a split, it does."""
+        return self.is_ahead and not self.stops
+
+    def _read(self, index: int, way: _Way) -> Iterator[int]:
         """Reads a split to its end, or up to a stop."""
-        stop, records = self.stop if self.stop is not None and self.stop.splits == index else None, 0
-        while stop is None or records < (stop.records or 0):
-            found, rest = self._next(batches, split) if rest is None else rest, None
+        split, stop, records = way.split, None if self.stop is None else self.stop.of(index), 0
+        while stop is None or records < stop[0]:
+            if self._halts:
+                stop = records, split.offset
+                self._begun.append((index, *stop))
+                break
+            if way.batches is None:
+                way.batches = iter(self._source.read(split))
+            found, way.rest = self._next(way.batches, split) if way.rest is None else way.rest, None
             if found is None:
                 if stop is not None:
                     raise SourceReadError(
                         f"read() of split {split.split_id!r} of source {self.context.vertex.uid!r} yields {records} "
-                        f"record(s) up to a checkpoint, where it had yielded {stop.records} before: it must yield the "
+                        f"record(s) up to a checkpoint, where it had yielded {stop[0]} before: it must yield the "
                         "same ones each time"
                     )
-                self._splits.append(split.advanced(split.offset, finished=True))
+                self._splits[split.split_id] = split.advanced(split.offset, finished=True)
                 self._end_split(split)
                 return
             column, offset, *times = found
             before, stops_amid = split.offset, self._source.counts_records and offset == split.offset + len(column)
-            if stop is not None and stop.records is not None:
-                column, *times = (each[: stop.records - records] for each in (column, *times))
+            if stop is not None:
+                column, *times = (each[: stop[0] - records] for each in (column, *times))
             watermark = self._time.watermark
-            for end in self._emit_parts(column, times, time):
+            for end in self._emit_parts(column, times, way.time):
                 if end < len(column) and not (stops_amid and self.context.pace.is_slow):
                     yield watermark  # others have their turn
                     continue
                 yield self._time.watermark
                 if self._stops_now:
                     if end < len(column):
-                        rest = (column[end:], offset, *(each[end:] for each in times))
+                        way.rest = (column[end:], offset, *(each[end:] for each in times))
                         column, offset = column[:end], before + end
-                    self.stop = stop = Stop(index, records + end, offset)
+                    stop = records + end, offset
+                    self._begun.append((index, *stop))
                     break
             records += len(column)
             split = split.advanced(offset, finished=False)
-        if stop is not None and split.offset == stop.offset:
-            self._kept = split, batches, rest  # otherwise this try has got other batches
-        self._splits.append(split if stop is None else split.advanced(stop.offset, finished=False))
+        if split.offset == stop[1]:
+            self._kept.append(replace(way, split=split))  # otherwise this try has got other batches
+        self._splits[split.split_id] = split.advanced(stop[1], finished=False)
 
     def _emit_parts(self, column: pa.Array, times: list[pa.Array], time: EventTime) -> Iterator[int]:
         """Emits a batch, and yields how many of its records it has emitted; amid it, too, in tasks that live."""
@@ -212,5 +288,13 @@ class SourceOperator(StreamOperator):
             self._idle_from = now_ms + to_millis(self._idle_timeout)
         return now_ms >= self._idle_from
 
+    def reached(self, *, reads: bool, now_ms: int) -> Reached:
+        """Returns how far it is, for others of its group."""
+        if reads:
+            return self.watermark, True, self.waits
+        if self._ended or self.becomes_idle(now_ms):
+            return MAX_WATERMARK, False, False
+        return self.watermark if self._was_given and self.watermark != MIN_WATERMARK else None, False, False
+
     def snapshot(self) -> OperatorSnapshot:
-        return OperatorSnapshot(splits=tuple(self._splits))
+        return OperatorSnapshot(splits=tuple(self._splits.values()))

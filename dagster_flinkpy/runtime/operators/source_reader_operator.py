@@ -25,7 +25,7 @@ from dagster_flinkpy.datastream.connectors.source import InputStatus, JsonSerial
 from dagster_flinkpy.datastream.operator_specs import SourceSpec
 from dagster_flinkpy.datastream.state import ListStateDescriptor
 from dagster_flinkpy.errors import TypeMismatchError
-from dagster_flinkpy.runtime.epoch import EpochInput
+from dagster_flinkpy.runtime.epoch import EpochInput, Reached
 from dagster_flinkpy.runtime.failure import USER_EXCEPTIONS
 from dagster_flinkpy.runtime.operators.operator_context import OperatorContext
 from dagster_flinkpy.runtime.operators.reader_output import BatchingOutput
@@ -61,8 +61,10 @@ class SourceReaderOperator(SourceOperator, SourceReaderContext, CheckpointedFunc
         """The messages with the events that the last barrier has told the coordinator."""
         self._status: InputStatus | None = None
         self._answers = False
-        self.waits = False
+        self.rests = False
         """Whether there is nothing to read in an open epoch, so that it is polled again later."""
+        self._paused: set[str] = set()
+        """The splits that are further in event time than the group of the source allows."""
         self.is_called: Callable[[], bool] = lambda: False
         """Returns whether the next part of an open epoch is there."""
         self.on_available: Callable[[], object] = lambda: None
@@ -107,7 +109,7 @@ class SourceReaderOperator(SourceOperator, SourceReaderContext, CheckpointedFunc
             elif tell is Tell.POLL:  # the coordinator has asked for splits itself
                 self._messages = [each for each in self._messages if each]
                 self._forget_answered()
-        self.waits = False
+        self.rests = False
         return {Tell(each.properties["tell"]) for each in told}
 
     def _forget_answered(self) -> None:
@@ -128,14 +130,17 @@ class SourceReaderOperator(SourceOperator, SourceReaderContext, CheckpointedFunc
         new, self._epoch = epoch.checkpoint_id != self._epoch, epoch.checkpoint_id
         told = self._take(epoch.splits.get((vertex.uid, self.context.subtask), ()))
         self._answers = Tell.POLL in told
+        self._pause_splits()
         self._read_any, self._idle_from = self._read_any and not new, None
         if self._status is InputStatus.END_OF_INPUT:
             self.context.send_status(True)
         if epoch.open:
             self._forget_answered()
             while self._goes_on(told):
-                self._poll()
-                self.waits = self._status is not InputStatus.MORE_AVAILABLE and self._goes_on(told)
+                self._pause_splits()
+                if not self.is_ahead:
+                    self._poll()
+                self.rests = (self.is_ahead or self._status is not InputStatus.MORE_AVAILABLE) and self._goes_on(told)
                 yield self._time.watermark
         elif Tell.END in told:
             while self._status is not InputStatus.END_OF_INPUT:
@@ -159,6 +164,18 @@ class SourceReaderOperator(SourceOperator, SourceReaderContext, CheckpointedFunc
         # If the epoch runs again, the next part is there at once, though readers have not read all yet.
         at_end = Tell.END not in told or self._status is InputStatus.END_OF_INPUT
         return not (self.is_called() and at_end)
+
+    @property
+    def waits(self) -> bool:
+        return self.rests
+
+    def _pause_splits(self) -> None:
+        """Lets the reader leave out splits that are too far in event time."""
+        ahead = self._output.ahead_of(self.max_watermark) if self.aligns else set()
+        if ahead != self._paused:
+            pause, resume = sorted(ahead - self._paused), sorted(self._paused - ahead)
+            self._paused = ahead
+            self.call("pause_or_resume_splits()", self._reader.pause_or_resume_splits, pause, resume)
 
     def _poll(self) -> None:
         """Polls the reader for a while, and emits what it has read."""
@@ -202,6 +219,13 @@ class SourceReaderOperator(SourceOperator, SourceReaderContext, CheckpointedFunc
             self.context.send_status(False)
             self.context.emit(None, batch)
         self._time.watermark = max(self._time.watermark, self._output.watermark)
+
+    def reached(self, *, reads: bool, now_ms: int) -> Reached:
+        if self._status is InputStatus.END_OF_INPUT:
+            return MAX_WATERMARK, False, False
+        self._was_given = True
+        reached, reads, _ = super().reached(reads=reads and (self.is_ahead or not self.rests), now_ms=now_ms)
+        return reached, reads, reads and self.is_ahead
 
     def knows_idleness(self, epoch: EpochInput) -> bool:
         return False  # it says so itself

@@ -9,14 +9,15 @@ from __future__ import annotations
 import json
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import astuple
 from typing import Any
 
+from dagster_flinkpy.common.watermark_strategy import MAX_WATERMARK
 from dagster_flinkpy.datastream.program.job_graph import JobVertex
-from dagster_flinkpy.runtime.epoch import EpochInput, EpochJob
+from dagster_flinkpy.runtime.epoch import EpochInput, EpochJob, Reached
 from dagster_flinkpy.runtime.exchange.input_gate import InputGate
 from dagster_flinkpy.runtime.exchange.result_partition import ResultPartition
 from dagster_flinkpy.runtime.failure import USER_EXCEPTIONS
@@ -86,6 +87,10 @@ class PipelinedTask(StreamTask):
         """The operators of its sources that read on until the next part of an epoch is there, by uid."""
         self._reads_on = False
         """Whether all of its sources are such."""
+        self._aligned: dict[str, SourceOperator] = {}
+        """The operators of its sources that wait for others in event time, by uid."""
+        self._told: dict[str, tuple[Reached, float]] = {}
+        """What the driver was last told of these, and when it is to be told more."""
         self._given = self._taken = 0
         """The epoch of which sources were last given a part, and of which they have last begun one."""
 
@@ -97,8 +102,9 @@ class PipelinedTask(StreamTask):
                 self._readers[task.vertex.uid] = task.operator
                 task.operator.is_called = lambda: bool(self._to_read)
                 task.operator.on_available = lambda: self._later(self._poll_again)
-        sources = [uid for uid, task in self._tasks.items() if isinstance(task.operator, SourceOperator)]
-        self._reads_on = bool(sources) and self._readers.keys() >= {*sources}
+        sources = {uid: t.operator for uid, t in self._tasks.items() if isinstance(t.operator, SourceOperator)}
+        self._aligned = {uid: source for uid, source in sources.items() if source.alignment is not None}
+        self._reads_on = bool(sources) and self._readers.keys() >= sources.keys()
         self._selects = any(task.selects for task in self._tasks.values())
         self._block()  # static inputs come first
 
@@ -128,6 +134,13 @@ class PipelinedTask(StreamTask):
             if isinstance(task.operator, SourceOperator):
                 task.operator.stops = stops
 
+    def set_limits(self, limits: Mapping[str, int]) -> None:
+        """Says how far sources may be in event time."""
+        for uid, source in self._aligned.items():
+            source.max_watermark = limits.get(uid, MAX_WATERMARK)
+        self._poll_again()
+        self._tell_watermarks()
+
     @property
     def heeds_time(self) -> bool:
         """Whether :meth:`on_processing_time` is to be called now and then. It is known once the task is open."""
@@ -143,8 +156,10 @@ class PipelinedTask(StreamTask):
 
     @property
     def _has_sources(self) -> bool:
-        waits = bool(self._readers) and all(uid in self._readers and self._readers[uid].waits for uid in self._left)
-        return bool(self._to_read) if self._reading is None else not waits
+        if self._reading is None or not (self._readers or self._aligned):
+            return self._reading is not None or bool(self._to_read)
+        sources = ((self._readers.get(uid) or self._aligned.get(uid)) for uid in self._left)
+        return not all(source is not None and source.waits for source in sources)
 
     def resume(self) -> None:
         """The thread of the slot comes to the task, whatever for."""
@@ -176,7 +191,7 @@ class PipelinedTask(StreamTask):
 
     def _poll_again(self) -> None:
         for reader in self._readers.values():
-            reader.waits = False
+            reader.rests = False
 
     def _step_of_source(self) -> None:
         if self._reading is None:
@@ -189,10 +204,24 @@ class PipelinedTask(StreamTask):
             next(self._reading)
         except StopIteration:
             self._reading = None
+        self._tell_watermarks()
         self._ask()
         for uid, reader in self._readers.items() if self._open else ():
             for message in reader.take_messages():
                 self.send_event({"uid": uid, "subtask": self.index, **message})
+
+    def _tell_watermarks(self) -> None:
+        """Tells the driver how far sources are that wait for others: now and then, and when one waits or has read."""
+        told, now = dict[str, Reached](), time.monotonic()
+        for uid, source in self._aligned.items() if self._open else ():
+            reached = source.reached(reads=uid in self._left, now_ms=self.job.clock.now())
+            before, due = self._told.get(uid, (None, now))
+            if before is None or reached[1:] != before[1:] or (reached != before and now >= due):
+                assert source.alignment is not None
+                self._told[uid] = reached, now + source.alignment.update_interval.millis / 1000
+                told[uid] = reached
+        if told:
+            self.send_event({"aligned": told})
 
     def _ask(self) -> None:
         """Asks for the next part of the epoch once sources have read this one. Readers need not have, they read on."""
@@ -261,6 +290,7 @@ class PipelinedTask(StreamTask):
                 continue
             if isinstance(source := task.operator, SourceOperator) and source.becomes_idle(self.job.clock.now()):
                 task.send_status(task.vertex.uid, idle=True)
+        self._tell_watermarks()
         self.check_timeouts()
         self._poll_again()
 

@@ -279,6 +279,8 @@ class TaskExecutor:
             deployment.take_event(fields["uid"], int(fields["subtask"]), fields["event"])
         elif kind == "stop_reading":
             deployment.in_all(lambda task: task.stop_reading(stops=True))
+        elif kind == "align":
+            deployment.in_all(lambda task: task.set_limits(fields["limits"]))
         elif kind == "notify":
             deployment.in_all(lambda task: task.notify(fields["news"], int(fields["checkpoint_id"])))
         elif kind in ("cancel", "finish"):

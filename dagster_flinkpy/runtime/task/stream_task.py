@@ -128,16 +128,19 @@ class StreamTask(ParentTask):
         """
         sources = [(t, t.operator) for t in self._tasks.values() if isinstance(t.operator, SourceOperator)]
         self._left = {task.vertex.uid for task, _ in sources}
+        for _, source in sources:
+            source.aligns = epoch.open
         return self._read_all(sources, epoch, take_turns=epoch.open and len(sources) > 1)
 
     def _read_all(
         self, sources: Sequence[tuple[OperatorTask, SourceOperator]], epoch: EpochInput, *, take_turns: bool
     ) -> Iterator[None]:
-        reading = deque((t.vertex.uid, self._read_source(t, s, epoch)) for t, s in sources)
+        reading = deque((t.vertex.uid, s, self._read_source(t, s, epoch)) for t, s in sources)
         while reading:
-            uid, batches = reading[0]
+            uid, source, batches = reading[0]
             try:
-                next(batches)
+                if not source.waits:
+                    next(batches)
             except StopIteration:
                 self._left.remove(uid)
                 reading.popleft()

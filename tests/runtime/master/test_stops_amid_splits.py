@@ -443,7 +443,8 @@ def test_epochs_that_stop_anywhere_read_each_record_once_and_in_order(
         part, stops = EpochInput(checkpoint_id, {task: tuple(left)}, open=True), dict[tuple[str, int], Stop]()
         if number < len(left):
             end = min(left[number].offset + records, left[number].properties["end"])
-            stops[task] = Stop(number, end - left[number].offset, end) if records else Stop(number)
+            begun = ((number, end - left[number].offset, end),) if records else ()
+            stops[task] = Stop(number, begun)
         earlier = SourceSplit("earlier", {"end": 0}, finished=True)
         epoch = EpochInput(checkpoint_id, {task: (earlier,) * before}).followed_by(EpochInput(checkpoint_id, {}))
         epoch = epoch.followed_by(EpochInput(checkpoint_id, part.splits, stops=stops))

@@ -10,10 +10,11 @@ from datetime import timedelta
 from functools import partial
 
 from dagster_flinkpy.common.exchange_options import ExchangeMode
+from dagster_flinkpy.common.no_effect import no_effect
 from dagster_flinkpy.datastream.functions import function_of
 from dagster_flinkpy.datastream.input_selection import InputSelectable
 from dagster_flinkpy.datastream.operator_coordinator import CoordinatedFunction
-from dagster_flinkpy.datastream.operator_specs import SparkSourceSpec, SparkTransformSpec
+from dagster_flinkpy.datastream.operator_specs import SourceSpec, SparkSourceSpec, SparkTransformSpec
 from dagster_flinkpy.datastream.program.job_graph import JobGraph
 from dagster_flinkpy.datastream.slot_sharing_group import SlotSharingGroup
 from dagster_flinkpy.errors import (
@@ -191,6 +192,8 @@ class JobExchange:
         self._mode, self._pool = ExchangeMode.SPARK, None
         self._regions.clear()
         self._say(f"each epoch is a Spark job (execution.exchange: spark), because {why}")
+        if any(isinstance(v.spec, SourceSpec) and v.spec.watermark_strategy.alignment for v in job.graph.vertices):
+            no_effect("with_watermark_alignment()", "an epoch that is a Spark job reads all of its input at once")
 
     def _deploy(self, job: EpochJob, session: JobSession, slots: JobSlots) -> str | None:
         """Asks for the slots of all regions, and deploys the tasks of one, unless it returns why not."""

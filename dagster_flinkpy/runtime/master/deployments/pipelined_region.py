@@ -20,6 +20,7 @@ from dagster_flinkpy.runtime.epoch import EpochInput, EpochJob, Stop
 from dagster_flinkpy.runtime.exchange.frames import frame
 from dagster_flinkpy.runtime.exchange.places import Places, chains_of
 from dagster_flinkpy.runtime.failure import error_from_json
+from dagster_flinkpy.runtime.master.deployments.watermark_alignment import WatermarkCoordinator
 from dagster_flinkpy.runtime.master.epochs.open_epoch import OpenEpoch
 from dagster_flinkpy.runtime.master.epochs.operator_coordinators import OperatorCoordinators
 from dagster_flinkpy.runtime.master.slots.job_slots import required_slots
@@ -93,6 +94,7 @@ class _Deployment:
         """Where those that have asked have stopped amid the part."""
         self.watermarks: dict[tuple[str, int], int] = {}
         """How far those that have asked are in event time."""
+        self.alignment = WatermarkCoordinator(job.graph)
         self.reading = 0
         """The checkpoint of the last epoch that they were told to read; 0: they have not been told yet."""
         self.failed = False
@@ -132,6 +134,10 @@ class _Deployment:
 
     def hear(self, subtask: int, message: dict[str, Any]) -> None:
         """Takes a request for the next part, with how far sources are; or what a reader says."""
+        if "aligned" in message:
+            if self.alignment.hear(subtask, message["aligned"]):
+                self.say("align", limits=self.alignment.limits)
+            return
         if message and "stops" not in message:
             self.messages.append(message)
             return
@@ -231,8 +237,15 @@ class PipelinedRegion:
         def asked() -> bool:
             return deployment.failed or deployment.missing_requests <= 0
 
+        def over() -> bool:
+            return asked() or open_epoch.may_stop
+
         while not open_epoch.complete and not deployment.failed:
-            self._wait(lambda: asked() or open_epoch.may_stop)
+            self._wait(lambda: over() or deployment.alignment.are_held)
+            if not over():  # until others, which have read their part, may have more
+                self._wait(lambda: over() or not deployment.alignment.are_held, seconds=open_epoch.interval)
+            if not (over() or deployment.alignment.are_held):
+                continue
             if not asked():
                 deployment.say("stop_reading")  # amid the part, where they can
                 self._wait(asked)

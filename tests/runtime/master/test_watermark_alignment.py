@@ -1,0 +1,326 @@
+"""Sources of a group wait for each other in event time. Slots and lanes are threads of this process."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from dagster_flinkpy.checkpoint.requests import RequestKind
+from dagster_flinkpy.common import Duration, TimestampAssigner, Types, WatermarkStrategy
+from dagster_flinkpy.datastream import StreamExecutionEnvironment
+from dagster_flinkpy.datastream.connectors import source
+from dagster_flinkpy.datastream.connectors.base import Source, SourceSplit
+from dagster_flinkpy.datastream.connectors.source import InputStatus, ReaderOutput, SourceReader, SplitEnumerator
+from dagster_flinkpy.datastream.program.job_graph import JobGraph
+from dagster_flinkpy.runtime.epoch import Reached
+from dagster_flinkpy.runtime.master.deployments.watermark_alignment import WatermarkCoordinator
+from dagster_flinkpy.runtime.master.requests import taken_requests
+from dagster_flinkpy.runtime.operators import source_reader_operator
+from tests.examples import examples
+from tests.runtime.harness import collect_graph
+from tests.runtime.master.test_open_epochs import PAIR, Numbers, Run, World
+from tests.runtime.master.test_stops_amid_splits import Input, Ranges, Sum
+from tests.waiting import until
+
+DRIFT, BATCH = 20, 10
+
+
+class Time(TimestampAssigner):
+    """The numbers of each source begin at a multiple of 10,000, at time 0."""
+
+    def extract_timestamp(self, value: Any, record_timestamp: int) -> int:
+        return value % 10_000 if record_timestamp < 0 else record_timestamp
+
+
+def strategy(drift: int, idle_ms: int | None) -> WatermarkStrategy:
+    strategy = WatermarkStrategy.for_monotonous_timestamps().with_timestamp_assigner(Time())
+    if idle_ms is not None:
+        strategy = strategy.with_idleness(Duration.of_millis(idle_ms))
+    return strategy.with_watermark_alignment("all", Duration.of_millis(drift), Duration.of_millis(1))
+
+
+class Shifted(Ranges):
+    """The records of an input, each with the same number added."""
+
+    def __init__(self, there: Input, shift: int, *, resumes: bool = True) -> None:
+        super().__init__(there)
+        self._shift, self.resumes_splits = shift, resumes
+
+    def read(self, split: SourceSplit) -> Iterator[Any]:
+        for column, offset in super().read(split):
+            yield pc.add(column, self._shift), offset
+
+
+class FromZero(Ranges):
+    """Splits that begin at time 0 each."""
+
+    def read(self, split: SourceSplit) -> Iterator[Any]:
+        first = self._there.bounds[int(split.split_id.split(":")[0])]
+        for column, offset in super().read(split):
+            yield column, offset, pa.array(range(offset - len(column) - first, offset - first), pa.int64())
+
+
+def program(
+    world: World, *sources: Source, drift: int = DRIFT, parallelism: int = 1, idle_ms: int | None = None
+) -> JobGraph:
+    env = StreamExecutionEnvironment.get_execution_environment().set_parallelism(parallelism)
+    uids = ["numbers", *(f"others{i}" for i in range(1, len(sources)))]
+    first, *others = (
+        env.from_source(source, strategy(drift, idle_ms), uid).uid(uid)
+        for source, uid in zip(sources, uids, strict=True)
+    )
+    both = first.union(*others) if others else first
+    return collect_graph(both.key_by(lambda number: number % 3, Types.LONG()).process(Sum(world), PAIR).uid("sum"))
+
+
+@pytest.fixture(autouse=True, scope="module")
+def often() -> Iterator[None]:
+    """Attempts look for requests often."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(taken_requests, "LOOK_INTERVAL", timedelta(milliseconds=5))
+        yield
+
+
+@pytest.fixture
+def coordinators(monkeypatch: pytest.MonkeyPatch) -> list[WatermarkCoordinator]:
+    """Those of all deployments that have sources of a group."""
+    found: list[WatermarkCoordinator] = []
+    hear = WatermarkCoordinator.hear
+
+    def heard(coordinator: WatermarkCoordinator, *args: Any) -> bool:
+        changed = hear(coordinator, *args)
+        if coordinator not in found:
+            found.append(coordinator)
+        return changed
+
+    monkeypatch.setattr(WatermarkCoordinator, "hear", heard)
+    return found
+
+
+@contextmanager
+def ending(world: World) -> Iterator[None]:
+    try:
+        yield
+    finally:
+        world.ended = True
+
+
+def await_limit(coordinators: list[WatermarkCoordinator], limit: int) -> None:
+    """Waits until the first source may be as far as a limit, and is further."""
+
+    def holds() -> bool:
+        known = coordinators[-1] if coordinators else None
+        if known is None or known.limits.get("numbers") != limit:
+            return False
+        return any(waits and reached is not None and reached > limit for reached, _, waits in reached_by(known))
+
+    until(holds, f"a source that waits at {limit}")
+
+
+def await_looks(world: World, looks: int) -> None:
+    """Waits until a source was asked for input so often."""
+    until(lambda: world.looks >= looks, "another look for input")
+
+
+def reached_by(coordinator: WatermarkCoordinator) -> list[Reached]:
+    return list(coordinator._subtasks["numbers"].values())
+
+
+def read_of_first(world: World) -> int:
+    """Returns the last record of the first source that was processed."""
+    return max(number for number in list(world.seen) if number < 10_000)
+
+
+def test_a_source_that_is_ahead_waits_while_the_other_one_reads(
+    tmp_path: Path, coordinators: list[WatermarkCoordinator]
+) -> None:
+    ahead, behind, world = Input([1000], limit=1), Input([1000], limit=1), World()
+    with Run(world, tmp_path, graph=program(world, Ranges(ahead), Shifted(behind, 10_000))) as run:
+        world.wait_for(0)
+        world.wait_for(10_000)
+        until(lambda: coordinators and coordinators[0].limits == {"numbers": 19, "others1": 19}, "limits")
+        ahead.limit = 1000
+        for limit in (1, 100, 300):
+            behind.limit = limit
+            await_limit(coordinators, limit - 2 + DRIFT)
+            assert read_of_first(world) - 1 <= limit - 2 + DRIFT + BATCH
+            assert run.ask(RequestKind.CHECKPOINT).checkpoint_id, "a checkpoint comes nevertheless"
+        behind.limit = 1000
+    assert run.error is None
+    assert sorted(number for number, _ in run.rows) == [*range(1000), *range(10_000, 11_000)]
+
+
+def test_a_source_that_is_ahead_waits_while_the_other_one_has_nothing(
+    tmp_path: Path, coordinators: list[WatermarkCoordinator]
+) -> None:
+    ahead, behind, world = Input([1000], limit=1), World(), World()
+    graph = program(world, Ranges(ahead), Numbers(behind))
+    with Run(world, tmp_path, graph=graph) as run, ending(behind):
+        behind.records.append(10_000)
+        world.wait_for(10_000)
+        until(lambda: coordinators and coordinators[0].limits.get("numbers") == 19, "limits")
+        ahead.limit = 1000
+        for limit in (1, 100):
+            behind.records += range(10_000 + len(behind.records), 10_000 + limit)
+            world.wait_for(10_000 + limit - 1)
+            await_limit(coordinators, limit - 2 + DRIFT)
+            await_looks(behind, behind.looks + 3)
+            assert read_of_first(world) - 1 <= limit - 2 + DRIFT + BATCH
+    assert run.error is None
+    assert sorted(number for number, _ in run.rows) == [*range(1000), *range(10_000, 10_100)]
+
+
+def test_an_idle_source_holds_up_no_other_one(tmp_path: Path, coordinators: list[WatermarkCoordinator]) -> None:
+    ahead, behind, world = Input([1000], limit=1), World(), World()
+    with Run(world, tmp_path, graph=program(world, Ranges(ahead), Numbers(behind), idle_ms=50)) as run, ending(behind):
+        behind.records.append(10_000)
+        world.wait_for(10_000)
+        until(lambda: coordinators and coordinators[0].limits.get("numbers") is not None, "limits")
+        ahead.limit = 1000
+        world.wait_for(999)
+        assert not behind.ended
+    assert run.error is None
+    assert sorted(number for number, _ in run.rows) == [*range(1000), 10_000]
+
+
+def test_splits_that_are_read_side_by_side_wait_for_each_other(tmp_path: Path) -> None:
+    sizes, world = [300, 300, 100], World()
+    there = Input(sizes)
+    with Run(world, tmp_path, graph=program(world, FromZero(there, side_by_side=True))) as run:
+        pass
+    assert run.error is None
+    reached = [0, 0, 0]
+    for number in world.seen:
+        split = int(np.searchsorted(there.bounds, number, side="right")) - 1
+        reached[split] = number - there.bounds[split]
+        left = [time for time, size in zip(reached, sizes, strict=True) if time + 1 < size]
+        assert max(left, default=0) - min(left, default=0) <= BATCH
+    assert sorted(number for number, _ in run.rows) == list(range(700))
+
+
+class Reader(SourceReader):
+    """Emits 200 numbers of each of two splits. Those of the second are ten times as far in event time."""
+
+    def __init__(self, world: World) -> None:
+        self._world = world
+        self._next: dict[str, int] = {"slow": 0, "fast": 0}
+        self._paused: set[str] = set()
+
+    def poll_next(self, output: ReaderOutput) -> InputStatus:
+        if 1 in self._next.values() and not self._world.released.is_set():
+            return InputStatus.NOTHING_AVAILABLE
+        for name in self._next.keys() - self._paused:
+            n = self._next[name]
+            step, shift = (10, 10_000) if name == "fast" else (1, 0)
+            output.create_output_for_split(name).collect(n + shift, n * step)
+            self._next[name] += 1
+            if n == 199:
+                output.release_output_for_split(name)
+                del self._next[name]
+        if not self._next:
+            return InputStatus.END_OF_INPUT
+        return InputStatus.MORE_AVAILABLE if self._next.keys() - self._paused else InputStatus.NOTHING_AVAILABLE
+
+    def pause_or_resume_splits(self, splits_to_pause: Sequence[str], splits_to_resume: Sequence[str]) -> None:
+        self._paused = (self._paused | {*splits_to_pause}) - {*splits_to_resume}
+
+    def add_splits(self, splits: Sequence[Any]) -> None:
+        if splits:
+            (self._next,) = splits
+
+    def snapshot_state(self, checkpoint_id: int) -> Sequence[Any]:
+        return [self._next]
+
+
+class Enumerator(SplitEnumerator):
+    def handle_split_request(self, subtask_id: int, requester_hostname: str | None) -> None:
+        pass
+
+    def add_splits_back(self, splits: Sequence[Any], subtask_id: int) -> None:
+        pass
+
+    def snapshot_state(self) -> Any:
+        return None
+
+
+class TwoSplits(source.Source):
+    produced_type = Types.LONG()
+
+    def __init__(self, world: World) -> None:
+        self._world = world
+
+    def create_enumerator(self, context: source.SplitEnumeratorContext) -> SplitEnumerator:
+        return Enumerator()
+
+    def restore_enumerator(self, context: source.SplitEnumeratorContext, checkpoint: Any) -> SplitEnumerator:
+        return Enumerator()
+
+    def create_reader(self, context: source.SourceReaderContext) -> SourceReader:
+        return Reader(self._world)
+
+
+def test_a_reader_pauses_splits_that_are_ahead(
+    tmp_path: Path, coordinators: list[WatermarkCoordinator], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(source_reader_operator, "_BATCH_RECORDS", BATCH)
+    world = World()
+    with Run(world, tmp_path, graph=program(world, TwoSplits(world)), interval=timedelta(milliseconds=50)) as run:
+        until(lambda: coordinators and coordinators[0].limits == {"numbers": DRIFT - 1}, "a limit")
+        world.released.set()
+    assert run.error is None
+    assert sorted(number for number, _ in run.rows) == [*range(200), *range(10_000, 10_200)]
+    slow = 0
+    for number in world.seen:
+        slow = max(slow, number if number < 10_000 else 0)
+        assert slow == 199 or 10 * (number - 10_000) <= slow + DRIFT + 11 * BATCH
+
+
+@settings(max_examples=examples(40))
+@given(
+    sizes=st.lists(st.integers(0, 60), min_size=1, max_size=4),
+    of_others=st.lists(st.integers(0, 200), max_size=2),
+    drift=st.integers(0, 100),
+    batches=st.lists(st.integers(1, 20), min_size=1, max_size=3),
+    resumes=st.booleans(),
+    side_by_side=st.booleans(),
+    fails_at=st.sets(st.integers(0, 240), max_size=3),
+    parallelism=st.integers(1, 2),
+    interval_ms=st.sampled_from([10, 50, 86_400_000]),
+    idle_ms=st.sampled_from([None, 20]),
+)
+def test_whatever_waits_all_is_read_once(
+    tmp_path_factory: pytest.TempPathFactory,
+    sizes: list[int],
+    of_others: list[int],
+    drift: int,
+    batches: list[int],
+    resumes: bool,
+    side_by_side: bool,
+    fails_at: set[int],
+    parallelism: int,
+    interval_ms: int,
+    idle_ms: int | None,
+) -> None:
+    world = World()
+    world.fails_at = fails_at
+    sources: list[Source] = [FromZero(Input(sizes, batches=batches), side_by_side=side_by_side)]
+    sources += [
+        Shifted(Input([size], batches=batches), 10_000 * i, resumes=resumes) for i, size in enumerate(of_others, 1)
+    ]
+    graph = program(world, *sources, drift=drift, parallelism=parallelism, idle_ms=idle_ms)
+    folder, interval = tmp_path_factory.mktemp("run"), timedelta(milliseconds=interval_ms)
+    with Run(world, folder, graph=graph, interval=interval) as run:
+        pass
+    assert run.error is None
+    others = [range(10_000 * i, 10_000 * i + size) for i, size in enumerate(of_others, 1)]
+    assert sorted(n for n, _ in run.rows) == [*range(sum(sizes)), *(n for each in others for n in each)]
