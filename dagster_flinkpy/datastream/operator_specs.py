@@ -119,6 +119,13 @@ class OperatorSpec:
     keyed: ClassVar[bool] = False
     broadcast_inputs: ClassVar[frozenset[int]] = frozenset()
     """The inputs of a keyed operator that are not keyed."""
+    batch_calls: ClassVar[bool] = False
+    """Whether its function takes batches."""
+
+    @property
+    def at_once(self) -> int:
+        """How many records it may take as long for as for one of them: a call of a model may take a second for any."""
+        return 64 if self.batch_calls else 1
 
     @property
     def keeps_state(self) -> bool:
@@ -209,6 +216,10 @@ class AsyncWaitSpec(_FunctionSpec):
     """Whether results have the order of the records."""
     kind: ClassVar[str] = "async_wait"
 
+    @property
+    def at_once(self) -> int:
+        return self.capacity
+
     def user_functions(self) -> list[Any]:
         return [self.function, self.retry_strategy]
 
@@ -218,6 +229,7 @@ class MapBatchSpec(_FunctionSpec):
 
     function: Callable[[Any], Any]
     kind: ClassVar[str] = "map_batch"
+    batch_calls: ClassVar[bool] = True
 
 
 class FilterBatchSpec(_FunctionSpec):
@@ -225,6 +237,7 @@ class FilterBatchSpec(_FunctionSpec):
 
     function: Callable[[Any], Any]
     kind: ClassVar[str] = "filter_batch"
+    batch_calls: ClassVar[bool] = True
 
 
 class InputsSpec(_FunctionSpec):
@@ -344,6 +357,7 @@ class KeyedBatchSpec(InputsSpec):
 
     function: KeyedBatchFunction
     kind: ClassVar[str] = "keyed_batch"
+    batch_calls: ClassVar[bool] = True
     keyed: ClassVar[bool] = True
     methods: ClassVar[tuple[str, ...]] = ("process_batch",)
 
@@ -353,6 +367,7 @@ class KeyedMultipleInputBatchSpec(_MultipleInputSpec):
 
     function: KeyedMultipleInputBatchFunction
     kind: ClassVar[str] = "keyed_multiple_input_batch"
+    batch_calls: ClassVar[bool] = True
     keyed: ClassVar[bool] = True
 
 

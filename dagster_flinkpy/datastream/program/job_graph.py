@@ -249,6 +249,11 @@ class JobGraph:
         """Returns whether an edge joins two operators of the same task."""
         return edge.partitioner.kind is PartitionerKind.FORWARD and self.stages[edge.source] == self.stages[edge.target]
 
+    def at_once(self, uid: str) -> int:
+        """Returns how many records an operator, or one that is chained behind it, may take as long for as for one."""
+        chained = (self.at_once(edge.target) for edge in self.outputs(uid) if self.is_chained(edge))
+        return max((self.vertex(uid).spec.at_once, *chained))
+
     @staticmethod
     def selectors(edges: Iterable[JobEdge]) -> list[Function]:
         """Returns the key selectors and partitioners of edges that are objects: they are opened and closed."""

@@ -27,7 +27,7 @@ class AsyncWaitOperator(FunctionOperator):
 
     def __init__(self, context: OperatorContext, spec: AsyncWaitSpec) -> None:
         super().__init__(context, spec)
-        self._spec, self.at_once = spec, spec.capacity
+        self._spec = spec
         predicate = spec.retry_strategy.get_retry_predicate()
         self._retry_result, self._retry_exception = predicate.result_predicate(), predicate.exception_predicate()
         self._collector = Collector(context)

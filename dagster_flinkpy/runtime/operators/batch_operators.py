@@ -30,8 +30,6 @@ from dagster_flinkpy.state.keys import hash_keys
 
 __all__ = ["FilterBatchOperator", "KeyedBatchOperator", "MapBatchOperator"]
 
-_AT_ONCE = 64  # a call may take a second for any number of them, as one of a model
-
 
 class _ColumnState(BatchState):
     """The state that ``process_batch`` can use: the state of the keys in its batch."""
@@ -94,8 +92,6 @@ class _ColumnState(BatchState):
 class KeyedBatchOperator(KeyedStateOperator):
     """A vectorised process function of one or several inputs, which share keyed state."""
 
-    at_once = _AT_ONCE
-
     def __init__(self, context: OperatorContext, spec: InputsSpec) -> None:
         super().__init__(context)
         self.functions = (spec.function,)
@@ -137,8 +133,6 @@ class KeyedBatchOperator(KeyedStateOperator):
 class MapBatchOperator(StreamOperator):
     """Maps a batch to a batch of as many records."""
 
-    at_once = _AT_ONCE
-
     def __init__(self, context: OperatorContext, spec: MapBatchSpec) -> None:
         super().__init__(context)
         self._map = spec.function
@@ -158,8 +152,6 @@ class MapBatchOperator(StreamOperator):
 
 class FilterBatchOperator(StreamOperator):
     """Keeps the records for which a column of booleans is true."""
-
-    at_once = _AT_ONCE
 
     def __init__(self, context: OperatorContext, spec: FilterBatchSpec) -> None:
         super().__init__(context)

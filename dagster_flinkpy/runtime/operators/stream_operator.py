@@ -58,8 +58,6 @@ class StreamOperator(ABC):
     """The user functions, which are opened and closed with it."""
     inputs: Sequence[Callable[..., Any]] = ()
     """What processes the records, or batches, of each input, if it is up to the function."""
-    at_once = 1
-    """How many records its function may take as long for as for one of them."""
 
     def __init__(self, context: OperatorContext) -> None:
         self.context = context

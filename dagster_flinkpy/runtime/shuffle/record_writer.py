@@ -99,6 +99,8 @@ class RecordWriter:
         replay: Job id and checkpoint id, which are the same when these records are sent again.
         after_static: Whether the receivers take what static inputs send first.
         pool: The buffer pool of the task.
+        together: How many records a buffer has at least, up to its largest size, before it is full. Receivers may take
+            as long for one.
     """
 
     def __init__(
@@ -113,8 +115,10 @@ class RecordWriter:
         replay: tuple[str, int] = ("", 0),
         after_static: bool = False,
         pool: BufferPool | None = None,
+        together: int = 1,
     ) -> None:
         self.edge = edge
+        self._together, self._record_size = together, 0.0
         self._kind = kind = edge.partitioner.kind
         self._subtask = subtask
         self._width = targets
@@ -233,11 +237,14 @@ class RecordWriter:
 
     def _append(self, lane: int, records: pa.RecordBatch) -> None:
         self._pending[lane].append(records)
-        self._pool.add(self, lane, _size_of(records))
+        size = _size_of(records)
+        self._record_size = size / records.num_rows
+        self._pool.add(self, lane, size)
 
     def buffer_size(self, lane: int) -> int:
         """Returns the size at which a buffer is sent, in bytes."""
-        return min(BUFFER_SIZE, *(self._output.buffer_size(self.edge.id, target) for target in self._lanes[lane]))
+        wanted = min(self._output.buffer_size(self.edge.id, target) for target in self._lanes[lane])
+        return min(BUFFER_SIZE, max(wanted, round(self._together * self._record_size)))
 
     def flush(self) -> None:
         """Sends all pending records."""

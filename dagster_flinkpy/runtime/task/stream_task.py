@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import uuid
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
@@ -12,6 +13,7 @@ from dagster_flinkpy.datastream.program.job_graph import JobVertex
 from dagster_flinkpy.runtime.epoch import EpochInput, EpochJob
 from dagster_flinkpy.runtime.failure import USER_EXCEPTIONS
 from dagster_flinkpy.runtime.operators.source_operator import SourceOperator
+from dagster_flinkpy.runtime.shuffle.channel_selectors import upstream_subtasks
 from dagster_flinkpy.runtime.shuffle.record_writer import BufferPool, RecordWriter
 from dagster_flinkpy.runtime.shuffle.wire import SEQ_BITS, Kind, RowOutput, WireRow
 from dagster_flinkpy.runtime.task.latency import LatencyMarker, LatencyTimer
@@ -83,14 +85,14 @@ class StreamTask(ParentTask):
             self.enter(vertex.uid)
             self._tasks[vertex.uid] = OperatorTask(self, vertex, self.job, self.index, self.execution)
             self.leave()
-        at_once = max((task.operator.at_once for task in self._tasks.values()), default=1)
         for task in self._tasks.values():
-            task.context.pace.keep_together(at_once)
+            task.context.pace.keep_together(graph.at_once(task.vertex.uid))
             for edge in graph.outputs(task.vertex.uid):
                 if graph.is_chained(edge):
                     task.outputs.append(ChainingOutput(edge, self._tasks[edge.target]))
                 else:
                     target = graph.vertex(edge.target)
+                    senders = upstream_subtasks(edge.partitioner.kind, 0, task.vertex.parallelism, target.parallelism)
                     writer = RecordWriter(
                         edge,
                         self.index,
@@ -100,6 +102,7 @@ class StreamTask(ParentTask):
                         channels=task.vertex.parallelism,
                         replay=(self.job.job_id, self.job.checkpoint_id),
                         pool=self._pool,
+                        together=math.ceil(graph.at_once(edge.target) / len(senders)),
                         after_static=bool(first := graph.static_inputs(edge.target)) and edge not in first,
                     )
                     task.outputs.append(writer_output(writer, self.job))

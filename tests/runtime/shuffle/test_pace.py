@@ -20,7 +20,7 @@ from tests.examples import examples
 from tests.runtime.harness import collect_graph, run_job
 from tests.runtime.programs import EVENT, environment, events
 
-RECORDS = [("a", i, i) for i in range(12)]
+RECORDS = [("a" * 1000, i, i) for i in range(12)]  # more than the first buffers hold
 
 
 @given(
@@ -90,7 +90,9 @@ class AllAtOnce(AsyncFunction):
 def test_live_tasks_call_an_asynchronous_function_for_as_many_records_as_its_capacity(
     chained: bool, tmp_path: Path
 ) -> None:
-    stream = events(environment(1), RECORDS, batch_size=len(RECORDS)).map(lambda event: event, EVENT)
+    stream = events(environment(1).set_buffer_timeout(-1), RECORDS, batch_size=len(RECORDS)).map(
+        lambda event: event, EVENT
+    )
     stream = stream if chained else stream.rebalance()
     asked = AsyncDataStream.ordered_wait(stream, AllAtOnce(), Time.seconds(60), len(RECORDS), EVENT).uid("ask")
     found = run_job(collect_graph(asked), tmp_path, live=True)
@@ -99,7 +101,7 @@ def test_live_tasks_call_an_asynchronous_function_for_as_many_records_as_its_cap
 
 @pytest.mark.parametrize("chained", [True, False])
 def test_live_tasks_give_functions_of_batches_more_than_a_record(chained: bool, tmp_path: Path) -> None:
-    stream = events(environment(1), RECORDS, batch_size=len(RECORDS))
+    stream = events(environment(1).set_buffer_timeout(-1), RECORDS, batch_size=len(RECORDS))
     stream = stream if chained else stream.rebalance()
     rows = Types.ROW_NAMED(["rows"], [Types.LONG()])
     sizes = stream.map_batch(lambda batch: pa.table({"rows": [batch.num_rows] * batch.num_rows}), rows).uid("sizes")
