@@ -32,6 +32,7 @@ from dagster_flinkpy.state.keyed_snapshot_future import KeyedSnapshotFuture, Sto
 from dagster_flinkpy.state.keys import KeySeats, TouchedKeys, hash_keys
 from dagster_flinkpy.state.layout import (
     APPEND,
+    UNBOUND,
     SortKeys,
     TableLayout,
     check_key_like,
@@ -48,7 +49,7 @@ from dagster_flinkpy.state.session_table import SessionTable
 from dagster_flinkpy.state.timers.column_timers import ColumnTimers
 from dagster_flinkpy.state.timers.session_timers import SessionTimers
 from dagster_flinkpy.state.timers.timer_queue import TimerQueue
-from dagster_flinkpy.state.views import InternalState, is_same_state, kind_of, make_state
+from dagster_flinkpy.state.views import InternalState, is_same_state, layout_of, make_state
 from dagster_flinkpy.storage import ObjectStore
 
 __all__ = ["ColumnarKeyedStateBackend"]
@@ -331,10 +332,9 @@ class ColumnarKeyedStateBackend:
                 f"state {name!r} has a time to live, so it cannot be used by column; use it by record, in process()"
             )
         numbers = sessions if sessions is not None or namespace_type is None else NamespacedCells(namespace_type)
-        types: dict[str, Any] = {"namespace_type": namespace_type, "value_type": descriptor.type_info}
-        identity, kind = (False, name), kind_of(descriptor)
-        make: type[CellTable] = ListTable if kind == "LIST" else CellTable
-        return self._declare(identity, make(*self._where(identity), kind, numbers=numbers, column=column, **types))
+        layout, identity = layout_of(descriptor, UNBOUND, namespace_type), (False, name)
+        make: type[CellTable] = ListTable if layout.kind == "LIST" else CellTable
+        return self._declare(identity, make(*self._where(identity), layout, numbers=numbers, column=column))
 
     def get_column_timers(self, name: str, namespace_type: TypeInformation) -> ColumnTimers:
         """Returns the timers with a name for use by column. Otherwise it is like :meth:`get_timers`."""
@@ -354,22 +354,21 @@ class ColumnarKeyedStateBackend:
         Raises:
             StateSchemaError: They were stored, or requested earlier, with another type. The message names both.
         """
-        table = SessionTable(
-            *self._where((False, name)), "MAP", map_key_type=window_type, value_type=window_type, lateness=lateness
-        )
-        sessions = self._declare((False, name), table)
+        layout = TableLayout(name, "MAP", UNBOUND, map_key_type=window_type, value_type=window_type)
+        sessions = self._declare((False, name), SessionTable(*self._where((False, name)), layout, lateness=lateness))
         return sessions, self._timers(SessionTimers, timers, window_type, sessions=sessions)
 
     def _where(self, identity: TableId) -> tuple[Any, ...]:
         """Returns the first arguments of a table."""
         restored = self._restored.get(identity)
-        return self._keys, self._files, restored.runs if restored else (), identity[1]
+        return self._keys, self._files, restored.runs if restored else ()
 
     def _timers(
         self, kind: Callable[..., T], name: str, namespace_type: TypeInformation | None, **rest: SessionTable
     ) -> T:
-        identity, calls = (True, name), {"make_room": self.make_room, "touch": self._touch_column}
-        return self._declare(identity, kind(*self._where(identity), namespace_type=namespace_type, **calls, **rest))
+        identity, layout = (True, name), TableLayout(name, "TIMER", UNBOUND, namespace_type)
+        calls = {"make_room": self.make_room, "touch": self._touch_column}
+        return self._declare(identity, kind(*self._where(identity), layout, **calls, **rest))
 
     def _declare(self, identity: TableId, table: T) -> T:
         self._check(identity, table)

@@ -16,7 +16,14 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from dagster_flinkpy.common.arrow_columns import one_chunk
-from dagster_flinkpy.common.typeinfo import BasicTypeInfo, RowTypeInfo, TupleTypeInfo, TypeInformation, type_from_json
+from dagster_flinkpy.common.typeinfo import (
+    BasicTypeInfo,
+    RowTypeInfo,
+    TupleTypeInfo,
+    TypeInformation,
+    Types,
+    type_from_json,
+)
 from dagster_flinkpy.errors import UnsupportedKeyTypeError
 from dagster_flinkpy.state.handles import Json, RunHandle, StateKind, TableSnapshot
 from dagster_flinkpy.state.word_rows import distinct_words, has_words, integers_of, words_of
@@ -25,6 +32,7 @@ __all__ = [
     "APPEND",
     "APPEND_VERSION",
     "FORMAT_VERSION",
+    "UNBOUND",
     "SortKeys",
     "TableLayout",
     "check_key_like",
@@ -39,7 +47,6 @@ __all__ = [
     "sort_identities",
     "sort_order",
     "sorted_rows",
-    "to_json",
 ]
 
 FORMAT_VERSION = 1
@@ -52,6 +59,9 @@ APPEND = "append"
 SortKeys = npt.NDArray[np.uint64]
 Indices = npt.NDArray[np.int64]
 Mask = npt.NDArray[np.bool_]
+
+UNBOUND = Types.BYTE()
+"""Stands for the type of keys that is not known yet."""
 
 _NEVER = (1 << 63) - 1
 _FEW_RUNS = 64
@@ -120,9 +130,9 @@ class TableLayout:
             name=self.name,
             kind=self.kind,
             key=self.key_type.to_json(),
-            namespace=to_json(self.namespace_type),
-            map_key=to_json(self.map_key_type),
-            value=to_json(self.value_type),
+            namespace=_to_json(self.namespace_type),
+            map_key=_to_json(self.map_key_type),
+            value=_to_json(self.value_type),
             runs=runs,
             ttl=self.ttl,
         )
@@ -141,7 +151,7 @@ class TableLayout:
         )
 
 
-def to_json(kind: TypeInformation | None) -> Json | None:
+def _to_json(kind: TypeInformation | None) -> Json | None:
     """Returns a type as JSON, or None for None."""
     return None if kind is None else kind.to_json()
 

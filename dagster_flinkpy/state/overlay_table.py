@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from typing import Any, ClassVar
 
 import numpy as np
@@ -14,9 +15,9 @@ from dagster_flinkpy.common.copies import copier, taker
 from dagster_flinkpy.common.typeinfo import ListTypeInfo, TypeInformation, type_from_json
 from dagster_flinkpy.errors import ConfigurationError, TypeMismatchError
 from dagster_flinkpy.state.files.runs import Found, RunFiles, Runs
-from dagster_flinkpy.state.handles import Json, RunHandle, StateKind, TableSnapshot
+from dagster_flinkpy.state.handles import Json, RunHandle, TableSnapshot
 from dagster_flinkpy.state.keys import KeySeats, TouchedKeys
-from dagster_flinkpy.state.layout import APPEND, TableLayout, check_key_like, to_json
+from dagster_flinkpy.state.layout import APPEND, TableLayout, check_key_like
 from dagster_flinkpy.state.schema_evolution import can_evolve
 
 __all__ = ["Indices", "OverlayTable"]
@@ -36,44 +37,23 @@ class OverlayTable(ABC):
         keys: The touched keys of the backend.
         files: Where runs are kept.
         handles: The restored runs.
-        name: The name of the state.
-        kind: The kind of the state.
-        namespace_type: The type of the namespaces, or None for state without one.
-        map_key_type: The type of the map keys; None unless the kind is MAP.
-        value_type: The type of the values, or None for timers.
-        ttl: Whether each value is stored with the time at which it expires. Default: False.
+        layout: The name, kind and types of the state. The type of the keys counts from :meth:`bind` on.
 
     Raises:
         UnsupportedKeyTypeError: The type of the namespace or map key cannot identify rows.
     """
 
-    layout: TableLayout
-    """Set, like ``runs``, by :meth:`bind`."""
     runs: Runs
+    """Set by :meth:`bind`."""
     exact: ClassVar[bool] = False
     """Whether it knows what storage has, so that each of its tombstones hides a row."""
 
-    def __init__(
-        self,
-        keys: TouchedKeys,
-        files: RunFiles,
-        handles: Sequence[RunHandle],
-        name: str,
-        kind: StateKind,
-        *,
-        namespace_type: TypeInformation | None = None,
-        map_key_type: TypeInformation | None = None,
-        value_type: TypeInformation | None = None,
-        ttl: bool = False,
-    ) -> None:
-        self.keys = keys
-        self.name = name
-        self.kind = kind
-        self.namespace_type = namespace_type
-        self.map_key_type = map_key_type
-        self.value_type = value_type
-        self.ttl = ttl
-        held = value_type.elem_type if kind == "LIST" and isinstance(value_type, ListTypeInfo) else value_type
+    def __init__(self, keys: TouchedKeys, files: RunFiles, handles: Sequence[RunHandle], layout: TableLayout) -> None:
+        self.keys, self.layout = keys, layout
+        self.name, self.kind, self.ttl, held = layout.name, layout.kind, layout.ttl, layout.value_type
+        self.namespace_type, self.map_key_type, self.value_type = layout.namespace_type, layout.map_key_type, held
+        if self.kind == "LIST" and isinstance(held, ListTypeInfo):
+            held = held.elem_type
         self.own = None if held is None else copier(held)
         """Copies a value, or an element of a list, for a function that reads it; None if values cannot change."""
         self.take = None if held is None else taker(held)
@@ -81,15 +61,13 @@ class OverlayTable(ABC):
         self._files = files
         self._handles = handles
         self._row_bytes: float | None = None
-        for part, what in ((namespace_type, "namespace"), (map_key_type, "map key")):
+        for part, what in ((self.namespace_type, "namespace"), (self.map_key_type, "map key")):
             if part is not None:
-                check_key_like(part, f"the {what} of state {name!r}")
+                check_key_like(part, f"the {what} of state {self.name!r}")
 
     def bind(self, key_type: TypeInformation) -> None:
         """Sets the type of the keys."""
-        self.layout = TableLayout(
-            self.name, self.kind, key_type, self.namespace_type, self.map_key_type, self.value_type, self.ttl
-        )
+        self.layout = replace(self.layout, key_type=key_type)
         exact = self.exact and not self.ttl  # storage drops what has expired
         self.runs = Runs(self.layout, self._handles, self._files, exact=exact)
 
@@ -105,13 +83,7 @@ class OverlayTable(ABC):
     @property
     def types(self) -> Json:
         """The kind and the types, except that of the key."""
-        return {
-            "kind": self.kind,
-            "namespace": to_json(self.namespace_type),
-            "map_key": to_json(self.map_key_type),
-            "value": to_json(self.value_type),
-            **({"ttl": True} if self.ttl else {}),
-        }
+        return {part: kind for part, kind in self.layout.snapshot(()).schema.items() if part != "key"}
 
     def can_continue_from(self, restored: TableSnapshot) -> bool:
         """Returns whether it can continue from restored state whose values have another type."""

@@ -24,7 +24,7 @@ from dagster_flinkpy.errors import ConfigurationError, UnsupportedKeyTypeError
 from dagster_flinkpy.state.cell_numbers import PairCells
 from dagster_flinkpy.state.cell_table import CellTable
 from dagster_flinkpy.state.handles import StateKind
-from dagster_flinkpy.state.layout import TableLayout
+from dagster_flinkpy.state.layout import UNBOUND, TableLayout
 from dagster_flinkpy.state.list_table import ListTable
 from dagster_flinkpy.state.map_table import MapTable
 from dagster_flinkpy.state.value_folds import ValueFold, fold_values
@@ -449,8 +449,10 @@ def _expires(descriptor: StateDescriptor) -> bool:
     return descriptor.ttl_config is not None and descriptor.ttl_config.is_enabled()
 
 
-def layout_of(descriptor: StateDescriptor, key_type: TypeInformation) -> TableLayout:
-    """Returns how a state without a namespace is stored.
+def layout_of(
+    descriptor: StateDescriptor, key_type: TypeInformation, namespace_type: TypeInformation | None = None
+) -> TableLayout:
+    """Returns how a state is stored.
 
     Raises:
         ConfigurationError: The descriptor is not for keyed state.
@@ -458,7 +460,8 @@ def layout_of(descriptor: StateDescriptor, key_type: TypeInformation) -> TableLa
     map_key, value = None, descriptor.type_info
     if isinstance(descriptor, MapStateDescriptor):
         map_key, value = descriptor.key_type_info, descriptor.value_type_info
-    return TableLayout(descriptor.name, kind_of(descriptor), key_type, None, map_key, value, _expires(descriptor))
+    kind, ttl = kind_of(descriptor), _expires(descriptor)
+    return TableLayout(descriptor.name, kind, key_type, namespace_type, map_key, value, ttl)
 
 
 def make_state(descriptor: StateDescriptor, namespace_type: TypeInformation | None, *where: Any) -> InternalState:
@@ -473,19 +476,15 @@ def make_state(descriptor: StateDescriptor, namespace_type: TypeInformation | No
         ConfigurationError: The descriptor is not for keyed state.
         UnsupportedKeyTypeError: The type of the namespace or map key cannot identify rows.
     """
-    kind, config = kind_of(descriptor), descriptor.ttl_config
-    rules = TtlRules(config, where[1].now) if config is not None and config.is_enabled() else None
-    types: dict[str, Any] = {
-        "namespace_type": namespace_type,
-        "numbers": None if namespace_type is None else PairCells(namespace_type),
-        "ttl": rules is not None,
-    }
-    if isinstance(descriptor, MapStateDescriptor):
-        types.update(map_key_type=descriptor.key_type_info, value_type=descriptor.value_type_info)
-        return KeyedMapState(MapTable(*where, kind, **types), rules)
-    types["value_type"] = descriptor.type_info
-    if kind == "VALUE":
-        return KeyedValueState(CellTable(*where, kind, **types), rules)
-    if kind == "LIST":
-        return KeyedListState(ListTable(*where, kind, when_read=True, **types), fold_values(descriptor), rules)
-    return KeyedFoldState(CellTable(*where, kind, **types), fold_values(descriptor), rules)
+    keys, files, handles = where
+    layout, config = layout_of(descriptor, UNBOUND, namespace_type), descriptor.ttl_config
+    rules = TtlRules(config, files.now) if layout.ttl and config is not None else None
+    numbers = None if namespace_type is None else PairCells(namespace_type)
+    if layout.kind == "MAP":
+        return KeyedMapState(MapTable(keys, files, handles, layout, numbers=numbers), rules)
+    if layout.kind == "VALUE":
+        return KeyedValueState(CellTable(keys, files, handles, layout, numbers=numbers), rules)
+    fold = fold_values(descriptor)
+    if layout.kind == "LIST":
+        return KeyedListState(ListTable(keys, files, handles, layout, when_read=True, numbers=numbers), fold, rules)
+    return KeyedFoldState(CellTable(keys, files, handles, layout, numbers=numbers), fold, rules)

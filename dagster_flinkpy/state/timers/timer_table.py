@@ -10,7 +10,6 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from dagster_flinkpy.common.typeinfo import TypeInformation
 from dagster_flinkpy.state.files.cache import Run
 from dagster_flinkpy.state.files.time_order import MAX_TIME, MIN_TIME, Indices, TimedRun
 from dagster_flinkpy.state.keys import KeyCodec, KeySeats
@@ -32,8 +31,7 @@ class TimerTable(OverlayTable, Generic[Due]):
     The type argument is what fires together.
 
     Args:
-        where: The first arguments of :class:`OverlayTable`.
-        namespace_type: The type of the namespaces, or None for timers without one.
+        where: See :class:`OverlayTable`.
         make_room: Frees memory in the backend, if needed, before due keys are touched.
         touch: Reads the state of keys, given with their hashes, into the overlay and returns their seats.
     """
@@ -41,13 +39,11 @@ class TimerTable(OverlayTable, Generic[Due]):
     def __init__(
         self,
         *where: Any,
-        namespace_type: TypeInformation | None,
         make_room: Callable[[], None],
         touch: Callable[[pa.Array[Any], npt.NDArray[np.int32]], Indices],
     ) -> None:
-        keys, files, handles, name = where
-        super().__init__(keys, files, handles, name, "TIMER", namespace_type=namespace_type)
-        self._codec = None if namespace_type is None else KeyCodec(namespace_type)
+        super().__init__(*where)
+        self._codec = None if self.namespace_type is None else KeyCodec(self.namespace_type)
         self._make_room, self._touch = make_room, touch
         self.clear()
 
