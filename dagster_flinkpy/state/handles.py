@@ -129,7 +129,7 @@ class RunHandle(JsonRecord, omit_defaults=True, error=CorruptMetadataError):
         both = self.key_groups.intersection(key_groups)
         if both == self.key_groups:
             return self if self.rows else None
-        rows = 0 if both is None else self._rows_in(both)
+        rows = 0 if both is None else sum(rows for _, rows in self.rows_by_key_group(both))
         return replace(self, key_groups=both, rows=rows) if both is not None and rows else None
 
     def fired(self, before: int) -> RunHandle:
@@ -137,8 +137,9 @@ class RunHandle(JsonRecord, omit_defaults=True, error=CorruptMetadataError):
         known = self.fired_before
         return self if known is not None and known >= before else replace(self, fired_before=before)
 
-    def _rows_in(self, key_groups: KeyGroupRange) -> int:
-        return sum(rows for _, rows in self.rows_by_key_group(key_groups))
+    def share(self, of_file: int) -> int:
+        """Returns how much of something in the whole file belongs to this handle, if it is spread evenly."""
+        return of_file * self.rows // max(self.file_rows, 1)
 
     def rows_by_key_group(self, key_groups: KeyGroupRange | None = None) -> Iterator[tuple[int, int]]:
         """Yields key groups and their number of rows, tombstones included.
@@ -197,7 +198,7 @@ class TableSnapshot(JsonRecord, omit_defaults=True, error=CorruptMetadataError):
     @property
     def bytes(self) -> int:
         """Size of all runs in the store. A part of a run counts by its share of rows."""
-        return sum(run.bytes * run.rows // max(run.file_rows, 1) for run in self.runs)
+        return sum(run.share(run.bytes) for run in self.runs)
 
     @property
     def schema(self) -> Json:

@@ -45,10 +45,6 @@ class PaneState:
         self._fold.add_each(self.table.keys, self.table.column.values, zip(seats, places, values, strict=True))
         self.table.mark(cells)
 
-    def add_to(self, held: list[Any], seats: Sequence[int], places: Sequence[int], values: Iterable[Any]) -> None:
-        """Adds values, in order, to what is held at some places, which may repeat. The cells must be marked."""
-        self._fold.add_each(self.table.keys, held, zip(seats, places, values, strict=True))
-
     def get_each(self, seats: Sequence[int], cells: Cells, *, last: bool = False) -> Iterator[Any]:
         """Yields the result of each cell, or None, while its seat is the current key.
 

@@ -86,7 +86,7 @@ def sections_of(
         delta_rows: For each key group, the number of rows that are about to be written. Default: none.
     """
     added = 0 if delta_rows is None else int(delta_rows.sum())
-    rows, size = sum(each.rows for each in handles) + added, sum(map(_bytes_of, handles))
+    rows, size = sum(each.rows for each in handles) + added, sum(each.share(each.bytes) for each in handles)
     if rows <= SECTION_ROWS and size <= SECTION_BYTES:
         return [key_groups]
     weights = _weights(handles, key_groups)
@@ -202,9 +202,9 @@ class SectionRows:
         handles = [each for run in runs for each in run]
         bases = _bases(handles)
         sizes = [sum(each.rows for each in run) for run in runs]
-        weights = [sum(map(_bytes_of, run)) for run in runs]
-        appends = [sum(0 if each in bases else _share(each, each.appends) for each in run) for run in runs]
-        tombstones = sum(_share(each, each.tombstones) for each in handles)
+        weights = [sum(each.share(each.bytes) for each in run) for run in runs]
+        appends = [sum(0 if each in bases else each.share(each.appends) for each in run) for run in runs]
+        tombstones = sum(each.share(each.tombstones) for each in handles)
         if delta is not None:
             sizes.append(delta.rows)
             weights.append(delta.bytes)
@@ -277,15 +277,6 @@ def plan_merges(sections: Sequence[SectionRows], phase: int | None, delta_rows: 
             merged[i] = 0
             left -= rows
     return merged
-
-
-def _bytes_of(handle: RunHandle) -> int:
-    return handle.bytes * handle.rows // max(handle.file_rows, 1)
-
-
-def _share(handle: RunHandle, rows: int) -> int:
-    """Returns how many of certain rows of a file belong to a handle, supposing that they are spread evenly."""
-    return rows * handle.rows // max(handle.file_rows, 1)
 
 
 def _unhidden(sizes: Sequence[int], appends: Sequence[int]) -> int:

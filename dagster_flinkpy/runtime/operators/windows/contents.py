@@ -163,7 +163,8 @@ class RecordContents(Contents):
         descriptor, windows = operator.descriptor(), operator.codec.namespace_type
         table = operator.backend.get_cells(descriptor, windows, sessions, column=self._column)
         super().__init__(operator, table)
-        self._state = PaneState(table, fold_values(descriptor))
+        self._fold = fold_values(descriptor)
+        self._state = PaneState(table, self._fold)
         self._keys = operator.backend.key_context
 
     def take(self, batch: StreamBatch) -> Ints:
@@ -181,7 +182,7 @@ class RecordContents(Contents):
         """Adds records to what ``changing`` of the column yields."""
         for part, held, at in changing:
             with self._each_of(rows[part]) as values:
-                self._state.add_to(held, seats[part].tolist(), at, values)
+                self._fold.add_each(self._keys, held, zip(seats[part].tolist(), at, values, strict=True))
 
     def _values(self, rows: Ints) -> list[Any]:
         return self._batch.values_at(rows) if self.values is None else list(map(self.values.__getitem__, rows.tolist()))
@@ -229,12 +230,7 @@ class RecordContents(Contents):
             if operator.spec.window_function is None:
                 operator.collector.collect_each(results, due.times[fires].tolist())
                 return
-            if not operator.clears:
-                windows, times = due.windows.at(fires).each(), due.times[fires].tolist()
-                for window, result, time in zip(windows, results, times, strict=True):
-                    operator.fire(window, result, time)
-                return
-            chosen = fires | due.ends
+            chosen = fires | due.ends if operator.clears else fires
             columns = (column[chosen].tolist() for column in (due.seats, due.times, due.fires, due.ends))
             for window, seat, time, fire, end in zip(due.windows.at(chosen).each(), *columns, strict=True):
                 if fire:
