@@ -12,8 +12,8 @@ from dagster_flinkpy.datastream.checkpointing.state_backend_type import StateBac
 from dagster_flinkpy.datastream.checkpointing_mode import CheckpointingMode
 from dagster_flinkpy.datastream.connectors.base import SourceSplit
 from dagster_flinkpy.datastream.program.job_graph import JobGraph
+from dagster_flinkpy.datastream.program.python_environment import PackedPython
 from dagster_flinkpy.errors import CheckpointError, FlinkPyError, message_of
-from dagster_flinkpy.runtime.python_environment import PackedPython
 from dagster_flinkpy.storage import StorageLocation
 
 __all__ = ["EpochInput", "EpochJob", "Reached", "Stop", "SubtaskInputs"]

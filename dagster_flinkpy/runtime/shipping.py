@@ -12,9 +12,9 @@ from typing import Any
 from dagster_flinkpy import code_pickling
 from dagster_flinkpy.datastream.functions import Function
 from dagster_flinkpy.datastream.program.job_graph import JobGraph, StreamPartitioner
+from dagster_flinkpy.datastream.program.python_environment import installed
 from dagster_flinkpy.errors import ConfigurationError
 from dagster_flinkpy.runtime.epoch import EpochJob
-from dagster_flinkpy.runtime.python_environment import installed
 from dagster_flinkpy.spark.user_modules import user_modules_by_value
 from dagster_flinkpy.storage.lease import check_shared
 

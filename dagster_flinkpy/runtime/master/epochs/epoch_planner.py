@@ -17,13 +17,13 @@ from dagster_flinkpy.datastream.connectors.partitions import TimePartition
 from dagster_flinkpy.datastream.operator_specs import BlockingEdgeSinkSpec, BlockingEdgeSourceSpec
 from dagster_flinkpy.datastream.program.job_graph import JobGraph
 from dagster_flinkpy.datastream.program.partitioned_program import of_partition
+from dagster_flinkpy.datastream.program.python_environment import pack
 from dagster_flinkpy.runtime.blocking.blocking_edge import EdgeInputs, EdgeOutput
 from dagster_flinkpy.runtime.epoch import EpochInput, EpochJob, SubtaskInputs
 from dagster_flinkpy.runtime.master.epochs.operator_coordinators import OperatorCoordinators
 from dagster_flinkpy.runtime.master.epochs.split_planner import SplitPlanner
 from dagster_flinkpy.runtime.master.job_config import JobConfig
 from dagster_flinkpy.runtime.master.results import EpochResults, TaskFailure
-from dagster_flinkpy.runtime.python_environment import pack
 from dagster_flinkpy.state.handles import DistributionMode
 
 __all__ = ["EpochPlanner", "inputs_after"]

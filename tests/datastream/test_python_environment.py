@@ -14,11 +14,11 @@ import pytest
 
 from dagster_flinkpy.common.typeinfo import Types
 from dagster_flinkpy.datastream import StreamExecutionEnvironment
+from dagster_flinkpy.datastream.program import python_environment
 from dagster_flinkpy.datastream.program.python_dependencies import PythonArchive, PythonDependencies
+from dagster_flinkpy.datastream.program.python_environment import installed, pack
 from dagster_flinkpy.errors import ConfigurationError
-from dagster_flinkpy.runtime import python_environment
 from dagster_flinkpy.runtime.master.job import JobAttempt, JobConfig
-from dagster_flinkpy.runtime.python_environment import installed, pack
 from dagster_flinkpy.spark.sessions import SparkSettings
 from dagster_flinkpy.storage import StorageLocation
 from dagster_flinkpy.testing import run_local
