@@ -30,7 +30,7 @@ class Clock:
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     clock = Clock()
-    monkeypatch.setattr(data_generator, "current_millis", clock)
+    monkeypatch.setattr(data_generator, "steady_millis", clock)
     return clock
 
 

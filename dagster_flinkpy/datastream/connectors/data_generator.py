@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from dagster_flinkpy.common.arguments import check_argument, check_count
-from dagster_flinkpy.common.clock import current_millis
+from dagster_flinkpy.common.clock import steady_millis
 from dagster_flinkpy.common.typeinfo import TypeInformation
 from dagster_flinkpy.datastream.connectors.base import Json, Source, SourceSplit, SplitEnumerator, position_field
 from dagster_flinkpy.datastream.connectors.collection import SliceEnumerator
@@ -134,7 +134,7 @@ class _GeneratorEnumerator(SliceEnumerator):
             self._began_ms = position_field(restored, "began_ms", int)
 
     def _find_due(self) -> int:
-        now = current_millis()
+        now = steady_millis()
         if self._began_ms is None:
             self._began_ms = now
         if self._rate is None:
