@@ -20,7 +20,13 @@ from dagster_flinkpy.common.clock import current_millis, epoch_millis, to_millis
 from dagster_flinkpy.errors import ConfigurationError
 from dagster_flinkpy.orchestration.flink_job import JOB_TAG
 from dagster_flinkpy.orchestration.runs.runs_of_job import CHECKPOINT_TAG, next_run_key, runs_on
-from dagster_flinkpy.orchestration.sensors.targets import FlinkTarget, flink_targets, runs_alive, tick_result
+from dagster_flinkpy.orchestration.sensors.targets import (
+    SKEW_MS,
+    FlinkTarget,
+    flink_targets,
+    runs_alive,
+    tick_result,
+)
 from dagster_flinkpy.orchestration.sensors.waiting_look import LookTime, WaitingLook
 from dagster_flinkpy.storage import StorageLocation
 
@@ -46,10 +52,6 @@ class CheckpointPolicy:
             raise ConfigurationError(f"checkpoint interval must be at least 10 ms, not {self.interval}")
         if self.min_pause < timedelta(0):
             raise ConfigurationError(f"min_pause between checkpoints must not be negative, not {self.min_pause}")
-
-
-_SKEW_MS = 5 * 60_000
-"""A time further ahead is of a clock that was wrong: a job that waited for it would take no checkpoints until then."""
 
 
 @dataclass(frozen=True)
@@ -231,7 +233,7 @@ def _status(
         triggers.append(latest.timestamp_ms)
     completions = [epoch_millis(completed.last_modified)] if completed else []
     active = runs_alive(target, instance, CompletedCheckpointStore(store).leader(), log)
-    latest_possible = current_millis() + _SKEW_MS
+    latest_possible = current_millis() + SKEW_MS
     return JobAtTick(
         job_id=target.job_id,
         last_checkpoint_id=latest.checkpoint_id if latest else None,

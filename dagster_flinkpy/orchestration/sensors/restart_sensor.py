@@ -45,7 +45,7 @@ from dagster_flinkpy.orchestration.runs.runs_of_job import (
     operation_of,
     recent_runs,
 )
-from dagster_flinkpy.orchestration.sensors.targets import FlinkTarget, flink_targets, tick_result
+from dagster_flinkpy.orchestration.sensors.targets import SKEW_MS, FlinkTarget, flink_targets, tick_result
 
 if TYPE_CHECKING:
     from dagster_flinkpy.common.restart_strategies import RestartStrategy
@@ -114,10 +114,12 @@ def next_restart(
     if planned(last):
         return Restart(last, f"run {_short(last)} went on until its time limit")
     # The jitter depends on the run, so that each tick gives the same answer.
-    decision = strategy.decide(_failures(runs, strategy, planned), random=random.Random(last.run_id).random)
+    failures = _failures(runs, strategy, planned)
+    possible = [each for each in failures if each <= now_ms + SKEW_MS]
+    decision = strategy.decide(possible or failures, random=random.Random(last.run_id).random)
     if not decision.restart:
         return f"{job} has failed for good: {decision.reason}. Start it by hand to reset the strategy."
-    if now_ms < decision.at_ms:
+    if possible and now_ms < decision.at_ms:
         return f"{job}: {decision.reason}, in {(decision.at_ms - now_ms) / 1000:.0f} s."
     return Restart(last, decision.reason)
 

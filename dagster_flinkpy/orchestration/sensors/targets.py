@@ -25,7 +25,10 @@ from dagster_flinkpy.orchestration.runs.exclusive_run import is_silent, last_sig
 from dagster_flinkpy.orchestration.runs.runs_of_job import active_runs
 from dagster_flinkpy.storage.lease import LeaderRecord
 
-__all__ = ["FlinkTarget", "flink_targets", "runs_alive", "tick_result"]
+__all__ = ["SKEW_MS", "FlinkTarget", "flink_targets", "runs_alive", "tick_result"]
+
+SKEW_MS = 5 * 60_000
+"""A time further ahead is of a clock that was wrong. A job that waited for it would do nothing until then."""
 
 
 @dataclass(frozen=True)

@@ -106,6 +106,15 @@ def test_a_job_that_failed_is_restarted_after_the_delay() -> None:
     assert restart.of.run_id == "00000003-run"
 
 
+@pytest.mark.parametrize("strategy", [FixedDelayRestart(3), FailureRateRestart(3), ExponentialDelayRestart()])
+def test_a_failure_by_a_clock_that_was_hours_ahead_is_not_waited_for(strategy: RestartStrategy) -> None:
+    """The job was restarted when the clock of the sensor was as late, after hours."""
+    ahead = ran(-5 * 3600, FAILED)
+    assert isinstance(answer(strategy, ahead), Restart)
+    assert isinstance(answer(strategy, ran(30, FAILED), ahead), Restart)
+    assert isinstance(answer(NoRestart(), ahead), str)
+
+
 def test_a_success_ends_the_series_of_fixed_delay() -> None:
     strategy = FixedDelayRestart(1)
     assert "failed for good" in str(answer(strategy, ran(5, FAILED), ran(9, FAILED)))
