@@ -10,6 +10,7 @@ import pytest
 from dagster_flinkpy.common.typeinfo import Types
 from dagster_flinkpy.datastream.base_functions import BaseReduceFunction
 from dagster_flinkpy.datastream.state import ListStateDescriptor, ReducingStateDescriptor
+from dagster_flinkpy.state.value_folds import fold_values
 
 from .conftest import make_panes, touch
 
@@ -29,13 +30,14 @@ class Sessions:
         self.backend = backend
         self.table, _ = backend.get_sessions("windows", "timers", WINDOWS, 0)
         self.state = make_panes(backend, DESCRIPTORS[contents], WINDOWS, self.table)
+        self.fold = fold_values(DESCRIPTORS[contents])
         touch(backend, LONG, [7])
 
     def join(self, start: int, value: int) -> int:
         (cell,), _ = self.table.join(np.array([0]), np.array([start]), np.array([start + 10]), 0)
         self.state.table.reserve()
         for _, held, places in self.state.table.column.changing(np.array([cell])):
-            self.state.add_to(held, [0], places, [value])
+            self.fold.add_each(self.backend.key_context, held, zip([0], places, [value], strict=True))
         self.state.table.mark(np.array([cell]))
         return int(cell)
 
