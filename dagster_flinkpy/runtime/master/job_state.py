@@ -51,6 +51,8 @@ __all__ = ["JobState"]
 
 _RETRY_AFTER_MS = 1000
 """How long a job waits after a tolerated failure, so that a store that is down is not asked all the time."""
+_LATE_MS = 60_000
+"""A timer that is noticed later than this did not pass while the job worked."""
 _STORY_LENGTH = 50
 _COMPLETING = (job_messages.WriteCheckpoint, job_messages.CompleteCheckpoint, job_messages.CommitCheckpoint)
 
@@ -183,7 +185,8 @@ class JobState:
     @_on.register
     def _(self, stimulus: job_messages.TimePassed) -> None:
         for checkpoint_id in [each for each, at_ms in self._timeouts.items() if at_ms <= stimulus.now_ms]:
-            del self._timeouts[checkpoint_id]
+            if stimulus.now_ms - self._timeouts.pop(checkpoint_id) > _LATE_MS:
+                continue  # the machine slept, or its clock was set forward: it begins anew
             before, self._records[checkpoint_id] = self._records.get(checkpoint_id, 0), stimulus.records
             if not self._is_read(checkpoint_id) or stimulus.records == before:  # otherwise it begins anew
                 self._drive(stimuli.TimerFired(stimulus.now_ms, checkpoint_id))

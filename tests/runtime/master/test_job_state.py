@@ -344,6 +344,18 @@ def test_a_checkpoint_does_not_expire_while_its_input_is_read(tmp_path: Path) ->
     assert "InterruptRegion" in job.does(TimePassed(job.now, 3)), "they have read nothing more"
 
 
+def test_a_checkpoint_does_not_expire_because_the_clock_was_set_forward(tmp_path: Path) -> None:
+    """As after the machine slept: the run failed, and the error said that no task had answered for the timeout."""
+    job = Job(tmp_path, timeout=timedelta(seconds=5))
+    job.does(EpochsAsked(0, EpochRequest(limit=1)))
+    job.step(CheckpointIdAssigned(0, 1))
+    job.planned()
+    job.now = 3_600_000
+    assert job.does(TimePassed(job.now)) == []
+    job.now += 5000
+    assert "InterruptRegion" in job.does(TimePassed(job.now))
+
+
 def test_of_checkpoints_that_are_read_side_by_side_none_expires(tmp_path: Path) -> None:
     """The regions are at different ones, whose timeouts pass together, or one soon after the other."""
     job = Job(tmp_path, interval=timedelta(milliseconds=10), timeout=timedelta(seconds=5), max_concurrent=2)
