@@ -351,7 +351,7 @@ def test_a_checkpoint_does_not_expire_because_the_clock_was_set_forward(tmp_path
     job.step(CheckpointIdAssigned(0, 1))
     job.planned()
     job.now = 3_600_000
-    assert job.does(TimePassed(job.now)) == []
+    assert "InterruptRegion" not in job.does(TimePassed(job.now))
     job.now += 5000
     assert "InterruptRegion" in job.does(TimePassed(job.now))
 
