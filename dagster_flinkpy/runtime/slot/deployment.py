@@ -86,6 +86,10 @@ class SlotDeployment:
             self.tasks.update(((head.uid, index), self._create(jobs[index], stage, chain, index)) for index in here)
         self._flush_after = job.buffer_timeout
         self._flushed = self._timers_at = time.monotonic()
+        self._slow: PipelinedTask | None = None
+        """A task whose last step took longer than others should wait for what they hold back."""
+        self._waits = False
+        """Whether the others have not flushed after such a step."""
         self._with_timers: list[PipelinedTask] = []
         """The tasks that are looked at now and then, once they are open: time alone may give them something to do."""
 
@@ -213,7 +217,10 @@ class SlotDeployment:
         """Runs a step of each task that has something to do. Yields after each: others may wait for its credits."""
         for task in self.tasks.values():
             if not self.failed and task.is_available:
+                began = time.monotonic()
                 self._in(task, PipelinedTask.step)
+                if self._flush_after is not None and time.monotonic() > began + self._flush_after:
+                    self._slow = task
                 self._flush_links()
                 yield
 
@@ -241,11 +248,14 @@ class SlotDeployment:
             left = self._flushed + self._flush_after - now
             if left <= 0:
                 self._flushed = now
+                # A sender beside a slow receiver has had one step: if it flushed now, each record would come alone.
+                self._waits = self._slow is not None and not self._waits
                 for task in unsent:
-                    if not self.failed:
+                    if not self.failed and (task is self._slow or not self._waits):
                         self._in(task, PipelinedTask.flush)
             else:
                 waits.append(left)
+        self._slow = None
         if self._with_timers:
             if now >= self._timers_at + _TIMER_SECONDS:
                 self._timers_at = now

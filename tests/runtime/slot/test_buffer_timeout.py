@@ -6,6 +6,7 @@ import time
 from collections.abc import Iterator
 from datetime import timedelta
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pyarrow as pa
@@ -16,9 +17,10 @@ from dagster_flinkpy.common.exchange_options import ExchangeMode, ExchangeOption
 from dagster_flinkpy.datastream import MapFunction
 from dagster_flinkpy.datastream.connectors.base import Source, SourceSplit, SplitEnumerator
 from dagster_flinkpy.runtime.master.job import JobAttempt, JobConfig
+from dagster_flinkpy.runtime.slot import deployment
 from dagster_flinkpy.storage import StorageLocation
 from tests.runtime.harness import collect_graph
-from tests.runtime.programs import environment
+from tests.runtime.programs import EVENT, CollectionSource, environment
 
 
 class Once(SplitEnumerator):
@@ -82,3 +84,34 @@ def test_a_record_is_sent_before_its_buffer_is_full(
         attempt.run_epoch()
     assert (tmp_path / "seen").exists()
     assert (tmp_path / "in time").exists() == in_time
+
+
+def test_a_sender_in_the_slot_of_a_slow_receiver_does_not_send_each_record_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first record and each call take a second, and nothing else takes time."""
+    seconds = tmp_path / "seconds"
+    seconds.touch()
+
+    def take_a_second(what: str) -> None:
+        with seconds.open("a") as file:
+            file.write(f"{what}\n")
+
+    def first(event: Any) -> Any:
+        if event.time == 0:
+            take_a_second("first")
+        return event
+
+    def call(batch: pa.RecordBatch) -> pa.RecordBatch:
+        take_a_second(str(batch.num_rows))
+        return batch
+
+    monkeypatch.setattr(deployment, "time", SimpleNamespace(monotonic=lambda: float(len(seconds.read_text().split()))))
+    source = CollectionSource([("a", i, i) for i in range(20)], EVENT, batch_size=1)
+    records = environment(1).from_source(source, WatermarkStrategy.no_watermarks(), "records").uid("records")
+    graph = collect_graph(records.map(first, EVENT).rebalance().map_batch(call, EVENT).uid("slow"))
+    options = ExchangeOptions(ExchangeMode.PIPELINED, buffer_timeout=timedelta(seconds=0.5))
+    config = JobConfig("job", StorageLocation(str(tmp_path / "store")), exchange=options, in_process=True)
+    with JobAttempt(graph, config, owner="test") as attempt:
+        attempt.run_epoch()
+    assert seconds.read_text().split() == ["first", "1", "1", "18"]
