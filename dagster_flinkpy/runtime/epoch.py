@@ -64,6 +64,8 @@ class EpochInput:
     """How far sources are in event time before it, by uid, as far as that is known."""
     merged: bool = False
     """Whether it is several parts, so that a split may go on in a later one."""
+    timed: bool = False
+    """Whether it is or was open, so that the clock tells which sources are idle."""
 
     def followed_by(self, part: EpochInput) -> EpochInput:
         """Returns the epoch with what else is read before its barrier."""

@@ -78,8 +78,13 @@ class SourceOperator(StreamOperator):
         """Whether it had something to read in the last part, and whether it ends with that."""
         self._least = MIN_WATERMARK
         """How far the least of the splits is that it reads in turns."""
-        self._idle_from: int | None = None
-        """When it becomes idle if nothing comes, in milliseconds since 1970."""
+        # Times, in milliseconds since 1970.
+        self._silent_ms = 0
+        """For how long nothing had come when the task began to wait."""
+        self._waits_from: int | None = None
+        """From when on the task waits; None if it does not."""
+        self._looked_ms: int | None = None
+        """When the last part of an epoch came that had nothing to read; None if it had something."""
 
     def open(self) -> None:
         self.context.state.initialize(self._source)
@@ -105,7 +110,7 @@ class SourceOperator(StreamOperator):
         vertex = self.context.vertex
         task = (vertex.uid, self.context.subtask)
         if epoch.checkpoint_id != self._epoch:
-            self._epoch, self._splits, self._read_any, self._idle_from = epoch.checkpoint_id, {}, False, None
+            self._epoch, self._splits, self._read_any = epoch.checkpoint_id, {}, False
         self._read_any |= epoch.reads(vertex.uid)
         given, self.stop = epoch.splits.get(task, ()), epoch.stops.get(task)
         if epoch.watermarks.get(vertex.uid, MIN_WATERMARK) > self._time.watermark:
@@ -116,7 +121,6 @@ class SourceOperator(StreamOperator):
         self._was_given, self._ended = bool(given), vertex.uid in epoch.ended_sources
         if given:
             kept, self._kept, self._splits = self._kept, [], {}  # of several parts, the checkpoint names the last one
-            self._idle_from = None
             ways = [next((each for each in kept if each.split == split), None) or self._way(split) for split in given]
             in_turns = self._source.splits_side_by_side and self._strategy.alignment is not None and not epoch.merged
             yield from self._read_in_turns(ways) if in_turns else self._read_one_by_one(ways)
@@ -249,10 +253,10 @@ class SourceOperator(StreamOperator):
         """Called at the end of a split."""
 
     def knows_idleness(self, epoch: EpochInput) -> bool:
-        """Returns whether :meth:`is_idle` is known, which it is not while more of an epoch may follow."""
+        """Returns whether :meth:`is_idle` is known. In an epoch that is or was open, :meth:`hear` says it."""
         uid = self.context.vertex.uid
         nothing_read = not self._read_any or epoch.checkpoint_id != self._epoch
-        return epoch.reads(uid) or uid in epoch.ended_sources or (nothing_read and not epoch.open)
+        return epoch.reads(uid) or uid in epoch.ended_sources or (nothing_read and not epoch.timed)
 
     def is_idle(self, epoch: EpochInput) -> bool:
         """Returns whether event time does not wait for this subtask in an epoch, or in a part of it.
@@ -260,7 +264,7 @@ class SourceOperator(StreamOperator):
         A subtask without input is idle if other subtasks of its source have input, unless more of the epoch may follow:
         those behind it might hear of the input of others first. It is told how far these are. A source without any
         input holds event time back, unless its strategy has an idle timeout: an epoch without input counts as longer
-        than any timeout.
+        than any timeout, unless it is or was open.
         """
         uid = self.context.vertex.uid
         if uid in epoch.ended_sources or epoch.splits.get((uid, self.context.subtask)) or epoch.open:
@@ -280,13 +284,32 @@ class SourceOperator(StreamOperator):
     def heeds_time(self) -> bool:
         return self._idle_timeout is not None
 
-    def becomes_idle(self, now_ms: int) -> bool:
-        """Returns whether nothing has come for longer than the idle timeout, in an epoch to which more may be added."""
-        if self._idle_timeout is None:
+    def hear(self, epoch: EpochInput, now_ms: int) -> bool:
+        """Takes note of what a part of an open epoch has to read, before it is read.
+
+        What comes while the task reads is known only when the next part is there: its enumerator was asked then, except
+        for the first part.
+
+        Returns:
+            Whether nothing has come for longer than the idle timeout.
+        """
+        if epoch.splits.get((self.context.vertex.uid, self.context.subtask)):
+            self._silent_ms, self._looked_ms, self._waits_from = 0, None, None
             return False
-        if self._idle_from is None:
-            self._idle_from = now_ms + to_millis(self._idle_timeout)
-        return now_ms >= self._idle_from
+        was_asked = epoch.open and epoch.checkpoint_id == self._epoch
+        since = self._looked_ms if was_asked and self._looked_ms is not None else self._waits_from
+        self._silent_ms += 0 if since is None else now_ms - since
+        self._looked_ms, self._waits_from = now_ms, None
+        return epoch.timed and self._idle_timeout is not None and self._silent_ms >= to_millis(self._idle_timeout)
+
+    def becomes_idle(self, now_ms: int) -> bool:
+        """Returns whether nothing has come for longer than the idle timeout, while the task waits for input."""
+        if self._idle_timeout is None or self.is_ahead:  # it waits for others, and may have input
+            self._waits_from = None
+            return False
+        if self._waits_from is None:
+            self._waits_from = now_ms
+        return self._silent_ms + now_ms - self._waits_from >= to_millis(self._idle_timeout)
 
     def reached(self, *, reads: bool, now_ms: int) -> Reached:
         """Returns how far it is, for others of its group."""

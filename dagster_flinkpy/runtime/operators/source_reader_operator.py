@@ -131,7 +131,7 @@ class SourceReaderOperator(SourceOperator, SourceReaderContext, CheckpointedFunc
         told = self._take(epoch.splits.get((vertex.uid, self.context.subtask), ()))
         self._answers = Tell.POLL in told
         self._pause_splits()
-        self._read_any, self._idle_from = self._read_any and not new, None
+        self._read_any = self._read_any and not new
         if self._status is InputStatus.END_OF_INPUT:
             self.context.send_status(True)
         if epoch.open:
@@ -215,7 +215,7 @@ class SourceReaderOperator(SourceOperator, SourceReaderContext, CheckpointedFunc
 
     def _emit(self) -> None:
         for batch in self._output.take():
-            self._read_any, self._idle_from = True, None
+            self._read_any, self._waits_from = True, None
             self.context.send_status(False)
             self.context.emit(None, batch)
         self._time.watermark = max(self._time.watermark, self._output.watermark)
@@ -229,6 +229,9 @@ class SourceReaderOperator(SourceOperator, SourceReaderContext, CheckpointedFunc
 
     def knows_idleness(self, epoch: EpochInput) -> bool:
         return False  # it says so itself
+
+    def hear(self, epoch: EpochInput, now_ms: int) -> bool:
+        return False  # its splits are no records yet
 
     def snapshot(self) -> OperatorSnapshot:
         if not self._answers:

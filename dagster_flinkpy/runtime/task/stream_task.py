@@ -161,7 +161,9 @@ class StreamTask(ParentTask):
         uid = task.vertex.uid
         timer = self._latency.setdefault(uid, LatencyTimer(self.job.latency_interval))
         self.enter(uid)
-        if source.knows_idleness(epoch):
+        if source.hear(epoch, self.job.clock.now()) and uid not in epoch.ended_sources:
+            task.send_status(uid, idle=True)
+        elif source.knows_idleness(epoch):
             task.send_status(uid, source.is_idle(epoch))
         for watermark in source.run(epoch):
             task.send_watermark(uid, watermark)

@@ -23,7 +23,13 @@ from dagster_flinkpy.common import Duration, TimestampAssigner, Types, Watermark
 from dagster_flinkpy.common.exchange_options import ExchangeMode
 from dagster_flinkpy.common.restart_strategies import FixedDelayRestart
 from dagster_flinkpy.common.typeinfo import TypeInformation
-from dagster_flinkpy.datastream import KeyedProcessFunction, RuntimeContext, StreamExecutionEnvironment
+from dagster_flinkpy.datastream import (
+    DataStream,
+    KeyedProcessFunction,
+    ProcessFunction,
+    RuntimeContext,
+    StreamExecutionEnvironment,
+)
 from dagster_flinkpy.datastream.checkpointing.master_hook import MasterTriggerRestoreHook
 from dagster_flinkpy.datastream.connectors.base import Source, SourceSplit, SplitEnumerator
 from dagster_flinkpy.datastream.program.job_graph import JobGraph
@@ -205,14 +211,29 @@ class EventTimer(Timer):
         ctx.timer_service().register_event_time_timer(value)
 
 
-def beside_an_idle_source(world: World, idle: World) -> JobGraph:
+class EventTime(ProcessFunction):
+    """Shows event time at each record."""
+
+    def __init__(self, world: World) -> None:
+        self._world = world
+
+    def process_element(self, value: Any, ctx: ProcessFunction.Context) -> Iterator[Any]:
+        yield value, ctx.timer_service().current_watermark()
+        self._world.see(value)
+
+
+def of_two_sources(worlds: Sequence[World], timeout: Duration) -> DataStream:
     env = StreamExecutionEnvironment.get_execution_environment().set_parallelism(1)
     strategy = WatermarkStrategy.for_monotonous_timestamps().with_timestamp_assigner(Millis())
-    both = [
-        env.from_source(Numbers(each), strategy.with_idleness(Duration.of_millis(10)), uid).uid(uid)
-        for each, uid in ((world, "numbers"), (idle, "idle"))
-    ]
-    keyed = both[0].union(both[1]).key_by(lambda number: number, Types.LONG())
+    one, other = (
+        env.from_source(Numbers(world), strategy.with_idleness(timeout), uid).uid(uid)
+        for world, uid in zip(worlds, ("numbers", "other"), strict=True)
+    )
+    return one.union(other)
+
+
+def beside_an_idle_source(world: World, idle: World) -> JobGraph:
+    keyed = of_two_sources((world, idle), Duration.of_millis(10)).key_by(lambda number: number, Types.LONG())
     return collect_graph(keyed.process(EventTimer(world), PAIR).uid("timer"))
 
 
@@ -456,6 +477,19 @@ def test_event_time_does_not_wait_for_a_source_that_is_idle_for_longer_than_its_
         assert run.checkpoints == []
         idle.ended = True
     assert sorted(key for key, _ in run.rows) == [100, 200]
+
+
+def test_a_source_that_has_no_input_in_an_epoch_is_not_idle_before_its_timeout(tmp_path: Path) -> None:
+    world, other = World(), World()
+    both = of_two_sources((world, other), Duration.of_days(1))
+    with Run(world, tmp_path, graph=collect_graph(both.process(EventTime(world), PAIR).uid("times"))) as run:
+        for source, number in ((world, 100), (other, 1000), (world, 200)):
+            source.records.append(number)
+            world.wait_for(number)
+            run.ask(RequestKind.CHECKPOINT)
+            run.ask(RequestKind.CHECKPOINT)  # of an epoch without input
+        other.ended = True
+    assert dict(run.rows)[200] < 200, "event time has not waited for it"
 
 
 class Auto(JobAttempt):

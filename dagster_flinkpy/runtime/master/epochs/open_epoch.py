@@ -66,7 +66,7 @@ class OpenEpoch:
         self._splits, self._watchdog, self._now = splits, watchdog, now
         self._on_begin, self._on_end = on_begin, on_end
         self._asked = self._finished = False
-        self._taken = EpochInput(checkpoint_id, {}, ended_sources, open=True)
+        self._taken = EpochInput(checkpoint_id, {}, ended_sources, open=True, timed=True)
         """What the enumerators have got back."""
         self._unread: EpochInput | None = None
         """The part that the sources are reading, which the enumerators wait for."""
@@ -192,7 +192,7 @@ class OpenEpoch:
         self._take_back(stops)
         first, self._asked = not self._asked, True
         part = self._splits.plan_part(self.checkpoint_id, first=first, last=closed)
-        return replace(part, open=part.has_input or not closed, watermarks=dict(self._reached))
+        return replace(part, open=part.has_input or not closed, timed=True, watermarks=dict(self._reached))
 
     def _reach(self, watermarks: Mapping[tuple[str, int], int]) -> bool:
         """Returns whether the part that was read brings a source further in event time."""
