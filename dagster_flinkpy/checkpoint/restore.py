@@ -303,6 +303,7 @@ def _left_behind(
         if not is_lost(operator, target):
             continue
         committed = replace(operator, subtasks=tuple(replace(s, committables=()) for s in operator.subtasks))
+        found, leave = "state", "leave this state behind"
         if not is_lost(committed, target):
             problem = (
                 "that is not known to be committed, and the job has no sink with this uid. Run the program that has it "
@@ -310,6 +311,10 @@ def _left_behind(
             )
         elif target is None:
             problem = f"the job has no operator with this uid (it has {_quoted(targets)}). Give it its old uid back"
+            if any(s.channel_state for s in operator.subtasks):
+                found, leave = "in-flight records", "lose these records, and its state if it has any"
+                problem += ", first run the old program, with enable_unaligned_checkpoints(False), up to a checkpoint "
+                problem += "that has none"
         elif target.stateful and not target.keyed and any(s.keyed for s in operator.subtasks):
             problem = "the job's operator with this uid has no keyed state. Give the new operator another uid"
         elif target.stateful:
@@ -318,8 +323,8 @@ def _left_behind(
             problem = "the job's operator with this uid keeps no state. Give the new operator another uid"
         if not may_stay_behind(allowed, operator.uid):
             raise RestoreError(
-                f"{what} has state for operator {operator.uid!r}, but {problem}, or set allow_non_restored_state to "
-                f"[{operator.uid!r}] to leave this state behind."
+                f"{what} has {found} for operator {operator.uid!r}, but {problem}, or set allow_non_restored_state to "
+                f"[{operator.uid!r}] to {leave}."
             )
         skipped.append(operator.uid)
     return tuple(skipped)

@@ -117,6 +117,12 @@ def test_state_without_an_operator_fails_unless_it_may_be_left_behind() -> None:
     assert list(plan.operators) == ["flights"]
 
 
+def test_records_that_are_in_flight_to_an_operator_that_is_gone_are_no_state() -> None:
+    stateless = OperatorState("map", "Map", 1, 8, subtasks=(SubtaskState(0, channel_state=({"buffer": 1},)),))
+    with pytest.raises(RestoreError, match=r"in-flight records .*aligned_checkpoints\(False\).* to lose these"):
+        assign(metadata(5, stateless), [spec()])
+
+
 def test_an_operator_without_any_state_may_go() -> None:
     empty = OperatorState("map", "Map", 2, 8, subtasks=(SubtaskState(0, watermark=3),))
     assert list(assign(metadata(5, empty, operator()), [spec()]).operators) == ["count"]
