@@ -13,7 +13,7 @@ import pyarrow as pa
 from dagster_flinkpy.common.typeinfo import PickledBytesTypeInfo
 from dagster_flinkpy.errors import ConfigurationError
 from dagster_flinkpy.state.cell_numbers import NamespacedCells, PairCells
-from dagster_flinkpy.state.columns import Cells, Mask, NumberColumn, ObjectColumn, grown, make_column
+from dagster_flinkpy.state.columns import Cells, Mask, NumberColumn, ObjectColumn, firsts_of, grown, make_column
 from dagster_flinkpy.state.files.runs import Found
 from dagster_flinkpy.state.keys import KeySeats
 from dagster_flinkpy.state.layout import distinct_rows
@@ -181,13 +181,10 @@ class CellTable(OverlayTable):
 
     def first_missing(self, cells: Cells) -> Cells:
         """Returns the first position of each cell that has no value, in order; cells may repeat."""
-        # missing: positions in cells, ascending; places: their cells from the smallest one on. owners: by place, the
-        # first position of a cell; undefined elsewhere.
+        # missing: positions in cells, ascending; places: their cells from the smallest one on.
         missing = np.flatnonzero(~self.contains(cells))
         places = cells[missing] - cells[missing].min(initial=2**62)
-        owners = np.empty(int(places.max(initial=-1)) + 1, dtype=np.int64)
-        owners[places[::-1]] = missing[::-1]  # The last write wins.
-        first: Cells = missing[owners[places] == missing]
+        first: Cells = missing[firsts_of(places)[places] == np.arange(len(missing))]
         return first
 
     def contains(self, cells: Cells) -> Mask:

@@ -26,6 +26,7 @@ __all__ = [
     "SharedColumn",
     "StructColumn",
     "VariableColumn",
+    "firsts_of",
     "grown",
     "make_column",
     "numbered",
@@ -50,9 +51,13 @@ _MERGED, _MERGED_BYTES = 4, 64 << 20
 class CellColumn(ABC):
     """A value per cell; null means no value. Cells are numbered from 0; call :meth:`grow` before using new ones."""
 
-    @abstractmethod
+    def __init__(self) -> None:
+        self.valid: Mask = np.zeros(0, dtype=np.bool_)
+        """Whether each cell has a value."""
+
     def grow(self, cells: int) -> None:
         """Makes room for this many cells; new cells are null."""
+        self.valid = grown(self.valid, cells, 0)
 
     @abstractmethod
     def take(self, cells: Cells) -> pa.Array[Any]:
@@ -62,17 +67,17 @@ class CellColumn(ABC):
     def put(self, cells: Cells, values: pa.Array[Any]) -> None:
         """Sets the values of some cells; if a cell repeats, its last value counts."""
 
-    @abstractmethod
     def drop(self, cells: Cells) -> None:
         """Forgets the values of some cells."""
+        self.valid[cells] = False
 
-    @abstractmethod
     def keep(self, cells: Cells) -> None:
         """Forgets all cells but some distinct ones, which are numbered anew in this order."""
+        self.valid = self.valid[cells]
 
-    @abstractmethod
     def has(self, cells: Cells) -> Mask:
         """Returns which cells have a value."""
+        return self.valid[cells]
 
 
 def make_column(kind: pa.DataType) -> CellColumn:
@@ -88,15 +93,14 @@ class FixedColumn(CellColumn):
     """Numbers, in place."""
 
     def __init__(self, kind: pa.DataType) -> None:
+        super().__init__()
         self._kind = kind
         self.values: npt.NDArray[Any] = np.zeros(0, dtype=kind.to_pandas_dtype())
         """The values by cell; undefined for cells without a value."""
-        self.valid: Mask = np.zeros(0, dtype=np.bool_)
-        """Whether each cell has a value."""
 
     def grow(self, cells: int) -> None:
+        super().grow(cells)
         self.values = grown(self.values, cells, 0)
-        self.valid = grown(self.valid, cells, 0)
 
     def take(self, cells: Cells) -> pa.Array[Any]:
         valid = self.valid[cells]
@@ -110,27 +114,22 @@ class FixedColumn(CellColumn):
             self.values[cells] = values.to_numpy()
             self.valid[cells] = True
 
-    def drop(self, cells: Cells) -> None:
-        self.valid[cells] = False
-
     def keep(self, cells: Cells) -> None:
-        self.values, self.valid = self.values[cells], self.valid[cells]
-
-    def has(self, cells: Cells) -> Mask:
-        return self.valid[cells]
+        super().keep(cells)
+        self.values = self.values[cells]
 
 
 class StructColumn(CellColumn):
     """Structs; each field has its own column."""
 
     def __init__(self, kind: pa.DataType) -> None:
+        super().__init__()
         self._fields = list(kind)
         self.children = [make_column(field.type) for field in kind]
         """The column of each field."""
-        self.valid: Mask = np.zeros(0, dtype=np.bool_)
 
     def grow(self, cells: int) -> None:
-        self.valid = grown(self.valid, cells, 0)
+        super().grow(cells)
         for child in self.children:
             child.grow(cells)
 
@@ -152,17 +151,14 @@ class StructColumn(CellColumn):
             child.put(cells, column)
 
     def drop(self, cells: Cells) -> None:
-        self.valid[cells] = False
+        super().drop(cells)
         for child in self.children:
             child.drop(cells)
 
     def keep(self, cells: Cells) -> None:
-        self.valid = self.valid[cells]
+        super().keep(cells)
         for child in self.children:
             child.keep(cells)
-
-    def has(self, cells: Cells) -> Mask:
-        return self.valid[cells]
 
 
 class VariableColumn(CellColumn):
@@ -172,6 +168,7 @@ class VariableColumn(CellColumn):
     """
 
     def __init__(self, kind: pa.DataType) -> None:
+        super().__init__()
         self._kind = kind
         self._chunks: list[pa.Array[Any]] = []
         self._appended = 0  # Rows of all chunks.
@@ -179,6 +176,7 @@ class VariableColumn(CellColumn):
         self._live = 0
 
     def grow(self, cells: int) -> None:
+        super().grow(cells)
         self._rows = grown(self._rows, cells, -1)
 
     def take(self, cells: Cells) -> pa.Array[Any]:
@@ -207,22 +205,20 @@ class VariableColumn(CellColumn):
     def put(self, cells: Cells, values: pa.Array[Any]) -> None:
         if not len(cells):
             return
-        self._rows[cells] = np.where(
-            values.is_valid().to_numpy(zero_copy_only=False), self._appended + np.arange(len(values)), -1
-        )
+        self.valid[cells] = valid = values.is_valid().to_numpy(zero_copy_only=False)
+        self._rows[cells] = np.where(valid, self._appended + np.arange(len(values)), -1)
         self._append(values)
         if self._appended > 2 * self._live + _SPARE_ROWS:
             self._compact()
 
     def drop(self, cells: Cells) -> None:
+        super().drop(cells)
         self._rows[cells] = -1
 
     def keep(self, cells: Cells) -> None:
+        super().keep(cells)
         self._rows = self._rows[cells]
         self._compact()
-
-    def has(self, cells: Cells) -> Mask:
-        return self._rows[cells] >= 0
 
     def _append(self, values: pa.Array[Any]) -> None:
         self._appended += len(values)
@@ -250,15 +246,14 @@ class ObjectColumn(CellColumn):
     """
 
     def __init__(self, kind: TypeInformation) -> None:
+        super().__init__()
         self._kind = kind
         self.values: list[Any] = []
-        """The value of each cell; None means no value. It stays the same list."""
-        self.valid: Mask = np.zeros(0, dtype=np.bool_)
-        """Whether each cell has a value. Those that were written in place need :meth:`sync`."""
+        """The value of each cell; None means no value. It stays the same list. Who writes to it calls :meth:`sync`."""
 
     def grow(self, cells: int) -> None:
+        super().grow(cells)
         self.values.extend(repeat(None, cells - len(self.values)))
-        self.valid = grown(self.valid, cells, 0)
 
     def get(self, cells: Cells) -> list[Any]:
         """Returns the values of some cells, as they are."""
@@ -299,17 +294,14 @@ class ObjectColumn(CellColumn):
             held[place] = value
 
     def drop(self, cells: Cells) -> None:
+        super().drop(cells)
         held = self.values
-        self.valid[cells] = False
         for cell in cells.tolist():
             held[cell] = None
 
     def keep(self, cells: Cells) -> None:
+        super().keep(cells)
         self.values[:] = self.get(cells)
-        self.valid = self.valid[cells]
-
-    def has(self, cells: Cells) -> Mask:
-        return self.valid[cells]
 
 
 class NumberColumn(ObjectColumn):
@@ -530,11 +522,17 @@ def numbered(integers: Cells, size: int = 2**63) -> tuple[Cells, Cells]:
         encoded = pa.array(integers).dictionary_encode()
         return encoded.dictionary.to_numpy(), encoded.indices.to_numpy().astype(np.int64)
     # owners: int64, by integer: its first position, and then its number; undefined elsewhere.
-    owners, positions = np.empty(size, dtype=np.int64), np.arange(len(integers))
-    owners[integers[::-1]] = positions[::-1]  # The last write wins.
+    owners, positions = firsts_of(integers), np.arange(len(integers))
     distinct = integers[owners[integers] == positions]
     owners[distinct] = positions[: len(distinct)]
     return distinct, owners[integers]
+
+
+def firsts_of(integers: Cells) -> Cells:
+    """Returns by integer its first position; undefined for an integer that is not there."""
+    first = np.empty(int(integers.max(initial=-1)) + 1, dtype=np.int64)
+    first[integers[::-1]] = np.arange(len(integers))[::-1]  # The last write wins.
+    return first
 
 
 def grown(array: npt.NDArray[Any], cells: int, fill: int) -> npt.NDArray[Any]:

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from dagster_flinkpy.state.columns import grown, numbered
+from dagster_flinkpy.state.columns import firsts_of, grown, numbered
 
 __all__ = ["IntIndex", "Integers", "WordIndex", "Words"]
 
@@ -161,11 +161,9 @@ class IntIndex:
         if is_array:
             return numbers, self._add_missing(integers, missing, numbers)
         new, codes = numbered(integers[missing])
-        first = np.empty(len(new), dtype=np.int64)
-        first[codes[::-1]] = missing[::-1]  # The last write wins.
         numbers[missing] = len(self) + codes
         self.add_new(new)
-        return numbers, first
+        return numbers, missing[firsts_of(codes)]
 
     def _add_missing(self, integers: Integers, missing: Integers, numbers: Integers) -> Integers:
         """Numbers the integers at some positions in the array, and returns the first position of each."""

@@ -25,6 +25,7 @@ from dagster_flinkpy.common.typeinfo import (
     type_from_json,
 )
 from dagster_flinkpy.errors import UnsupportedKeyTypeError
+from dagster_flinkpy.state.columns import firsts_of
 from dagster_flinkpy.state.handles import Json, RunHandle, StateKind, TableSnapshot
 from dagster_flinkpy.state.word_rows import distinct_words, has_words, integers_of, words_of
 
@@ -39,7 +40,6 @@ __all__ = [
     "distinct_rows",
     "equal_rows",
     "expired_rows",
-    "firsts_of",
     "hashes_of",
     "key_groups_of",
     "make_sort_keys",
@@ -247,13 +247,6 @@ def distinct_rows(column: pa.Array[Any]) -> tuple[Indices, Indices]:
             encoded = pa.array(codes * len(encoded.dictionary) + encoded.indices.to_numpy()).dictionary_encode()
         codes = encoded.indices.to_numpy().astype(np.int64)
     return firsts_of(codes), codes
-
-
-def firsts_of(codes: Indices) -> Indices:
-    """Returns the first row of each code."""
-    first: Indices = np.zeros(int(codes.max()) + 1 if len(codes) else 0, dtype=np.int64)
-    first[codes[::-1]] = np.arange(len(codes))[::-1]
-    return first
 
 
 def sort_order(sort_keys: SortKeys, identity: list[pa.Array[Any]]) -> Indices:

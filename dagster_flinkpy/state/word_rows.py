@@ -15,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from dagster_flinkpy.state.columns import firsts_of
 from dagster_flinkpy.state.index import Integers, WordIndex, Words
 
 __all__ = ["RowIndex", "distinct_words", "has_words", "integers_of", "words_of"]
@@ -183,8 +184,7 @@ def distinct_words(words: Words, rows: int) -> tuple[Integers, Integers]:
         first = np.flatnonzero(codes == everything)
         numbers = np.empty(rows, dtype=np.int64)
     else:
-        numbers = np.empty(int(codes.max(initial=-1)) + 1, dtype=np.int64)
-        numbers[codes[::-1]] = everything[::-1]  # The last write wins.
+        numbers = firsts_of(codes)
         first = np.flatnonzero(numbers[codes] == everything)
     numbers[codes[first]] = everything[: len(first)]
     return first, numbers[codes]

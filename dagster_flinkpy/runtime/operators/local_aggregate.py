@@ -22,8 +22,9 @@ from dagster_flinkpy.runtime.operators.folds import fold_of
 from dagster_flinkpy.runtime.operators.windows.aligned_windower import is_aligned
 from dagster_flinkpy.runtime.operators.windows.factory import window_fold_of
 from dagster_flinkpy.runtime.shuffle.batch import NO_TIMESTAMP, KeyColumn, StreamBatch
+from dagster_flinkpy.state.columns import firsts_of
 from dagster_flinkpy.state.keys import hash_keys
-from dagster_flinkpy.state.layout import distinct_rows, firsts_of
+from dagster_flinkpy.state.layout import distinct_rows
 
 __all__ = ["LocalAggregate", "local_aggregate_of"]
 

@@ -31,6 +31,7 @@ from dagster_flinkpy.runtime.operators.windows.window_operator import (
     has_default_trigger,
 )
 from dagster_flinkpy.runtime.shuffle.batch import StreamBatch
+from dagster_flinkpy.state.columns import firsts_of
 from dagster_flinkpy.state.files.time_order import MAX_TIME
 from dagster_flinkpy.state.stored_names import EVENT_TIMERS, PROCESSING_TIMERS
 
@@ -113,9 +114,7 @@ class SessionWindower(Windower):
         if not len(rows):
             return
         cells, touched, ended, heirs = self._sessions.unite(seats[rows], starts[rows], ends[rows])
-        first = np.empty(int(cells.max()) + 1, dtype=np.int64)
-        first[cells[::-1]] = rows[::-1]  # The last write wins.
-        self._contents.merge(self._sessions.seat[heirs], heirs, ended, first[heirs])
+        self._contents.merge(self._sessions.seat[heirs], heirs, ended, rows[firsts_of(cells)[heirs]])
         self._contents.add(seats[rows], cells, rows)
         self._timers.register(touched)
 
