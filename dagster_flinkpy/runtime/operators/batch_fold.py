@@ -65,7 +65,7 @@ class BatchFold(ColumnFold):
         order = np.argsort(groups, kind="stable")
         return self.merge(accumulators.take(pa.array(order)), groups[order], len(first))
 
-    def reads(self, records: pa.Array[Any]) -> pa.Array[Any]:
+    def lift(self, records: pa.Array[Any]) -> pa.Array[Any]:
         lifted = self._call("lift", self._function.lift, record_batch(records, self._record_type))
         return self._column("lift", lifted, self.state_type, len(records), "record")
 

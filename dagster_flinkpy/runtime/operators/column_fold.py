@@ -71,29 +71,13 @@ class ColumnFold(ABC):
             The accumulator of each group, or None if a sum might be out of range for its type.
         """
 
+    @abstractmethod
     def lift(self, records: pa.Array[Any]) -> pa.Array[Any]:
         """Returns the accumulator of each record alone.
 
         Raises:
             TypeMismatchError: A record has no number in the field.
         """
-        return self.accumulators(self.reads(records))
-
-    @abstractmethod
-    def reads(self, records: pa.Array[Any]) -> pa.Array[Any]:
-        """Returns what the aggregation needs of each record.
-
-        Raises:
-            TypeMismatchError: A record has no number in the field.
-        """
-
-    def accumulators(self, read: pa.Array[Any]) -> pa.Array[Any]:
-        """Returns the accumulator of each record alone, given what :meth:`reads` returned."""
-        return read
-
-    def combine_read(self, read: pa.Array[Any], groups: Cells, first: Cells) -> pa.Array[Any] | None:
-        """Merges single records as :meth:`combine` does, given what :meth:`reads` returned."""
-        return self.combine(self.accumulators(read), groups, first)
 
     def results(self, table: CellTable, cells: Cells) -> pa.Array[Any]:
         """Returns the results of cells that have an accumulator."""

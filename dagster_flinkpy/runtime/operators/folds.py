@@ -188,7 +188,7 @@ class _RecordFold(_LeafFold):
         self._kind, self._field = kind, field
         self.carries = field is not None
 
-    def reads(self, records: pa.Array[Any]) -> pa.Array[Any]:
+    def lift(self, records: pa.Array[Any]) -> pa.Array[Any]:
         _check_numbers(records, self._field, self._kind)
         return records
 
@@ -218,52 +218,17 @@ class _NumbersFold(_LeafFold):
         places = range(len(kinds)) if self._structs else [None]
         numbers = dict.fromkeys(field for kind, _, field in each if kind != "count")
         super().__init__(state_type, list(zip(places, kinds, strict=True)), list(numbers))
-        self._each, self._kinds, self._result_type = each, kinds, result_type
-        self._read = {field: kind for kind, of_field, field in each if of_field}
-        """The fields that are read; those that are counted are booleans, and no others are."""
-        self._places = {field: i for i, field in enumerate(self._read)}
+        self._each, self._result_type = each, result_type
 
-    def reads(self, records: pa.Array[Any]) -> pa.Array[Any]:
-        columns = []
-        for field, kind in self._read.items():
-            column = _field(records, field)
-            columns.append(column.fill_null(False) if kind == "count" else _check_numbers(records, field, kind))
-        names = [str(i) for i in range(len(columns))]
-        return pa.StructArray.from_arrays(columns, names=names) if columns else pa.nulls(len(records))
-
-    def accumulators(self, read: pa.Array[Any]) -> pa.Array[Any]:
-        structs: Any = read
-        given = structs.flatten() if self._read else []
-        ones = pa.array(np.ones(len(read), dtype=np.int64))
+    def lift(self, records: pa.Array[Any]) -> pa.Array[Any]:
+        ones = pa.array(np.ones(len(records), dtype=np.int64))
         columns: list[pa.Array[Any]] = []
         for kind, of_field, field in self._each:
-            values = given[self._places[field]] if of_field else ones
-            if kind == "mean":
-                columns += [values.cast(pa.float64(), safe=False), ones]
-            else:
-                columns.append(values.cast(pa.int64()) if kind == "count" and of_field else values)
-        if not self._structs:
-            return columns[0]
-        return pa.StructArray.from_arrays(columns, fields=list(self.state_type.arrow_type))
-
-    def combine_read(self, read: pa.Array[Any], groups: Cells, first: Cells) -> pa.Array[Any] | None:
-        # A count needs no column of ones, and no sum of them.
-        structs: Any = read
-        given = structs.flatten() if self._read else []
-        kinds = iter(self._kinds)
-        columns: list[pa.Array[Any]] = []
-        for kind, of_field, field in self._each:
-            values: Any = given[self._places[field]].to_numpy(zero_copy_only=False) if of_field else None
-            if kind != "count":
-                numbers = values.astype(np.float64, copy=False) if kind == "mean" else values
-                result = _merged(numbers, next(kinds), groups, first)
-                if result is None:
-                    return None
-                columns.append(pa.array(result))
-            if kind in ("count", "mean"):
-                next(kinds)
-                counted = groups[np.flatnonzero(values)] if kind == "count" and of_field else groups
-                columns.append(pa.array(np.bincount(counted, minlength=len(first))))
+            if kind == "count":
+                columns.append(_field(records, field).fill_null(False).cast(pa.int64()) if of_field else ones)
+                continue
+            values = _check_numbers(records, field, kind)
+            columns += [values.cast(pa.float64(), safe=False), ones] if kind == "mean" else [values]
         if not self._structs:
             return columns[0]
         return pa.StructArray.from_arrays(columns, fields=list(self.state_type.arrow_type))

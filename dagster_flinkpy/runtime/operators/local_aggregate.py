@@ -7,7 +7,6 @@ epoch. Otherwise a running aggregation gives a result per record, so its records
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -61,7 +60,7 @@ def local_aggregate_of(spec: OperatorSpec, operator: str = "") -> LocalAggregate
 
 
 class _Rows(NamedTuple):
-    """Records, or accumulators of several of them."""
+    """Accumulators of records, or of several of them."""
 
     keys: pa.Array[Any]
     values: pa.Array[Any]
@@ -89,9 +88,9 @@ class LocalAggregate:
     ) -> None:
         self._fold, self._slices, self._gap, self.by_clock = fold, slices, gap, by_clock
         self._records: list[_Rows] = []
-        """What the aggregation reads of records."""
+        """Records that are still to be combined."""
         self._combined: list[_Rows] = []
-        """Accumulators of earlier records."""
+        """Earlier ones."""
         self._key_type: TypeInformation | None = None
         self._rows = self._bytes = 0
         self._producer = ""
@@ -128,7 +127,7 @@ class LocalAggregate:
         """Takes records, and returns what there is no room for."""
         sent = self.take() if self._key_type not in (None, key_type) else []
         self._key_type, self._producer = key_type, batch.producer
-        self._hold(self._records, _Rows(keys, self._fold.reads(batch.column), batch.timestamps, batch.timestamps))
+        self._hold(self._records, _Rows(keys, self._fold.lift(batch.column), batch.timestamps, batch.timestamps))
         self.closes = min(self.closes, self._last(int(batch.timestamps.min())))
         if self._rows >= ROWS or self._bytes >= BYTES:
             self._combine()
@@ -150,22 +149,18 @@ class LocalAggregate:
         if not self._records:
             return
         before = self._rows
-        held = [*self._combined, self._of_records(_joined(self._records))]
+        held = [*self._combined, self._merged(_joined(self._records))]
         if len(held) > 1:
-            held = [self._merged(_joined(held), self._fold.combine) or _joined(held)]
+            held = [self._merged(_joined(held))]
         self._records, self._combined, self._rows, self._bytes = [], [], 0, 0
         self._hold(self._combined, held[0])
         if before >= TRIED and self._rows > WORTH * before:
             self.pays = False
 
-    def _of_records(self, rows: _Rows) -> _Rows:
-        combined = self._merged(rows, self._fold.combine_read)
-        return combined or rows._replace(values=self._fold.accumulators(rows.values))
+    def _merged(self, rows: _Rows) -> _Rows:
+        """Returns one row for each key and slice.
 
-    def _merged(self, rows: _Rows, combine: Callable[..., pa.Array[Any] | None]) -> _Rows | None:
-        """Returns one row for each key and slice; None if a sum may be out of range.
-
-        Then all rows are sent, and the operator finds out which record was one too many.
+        If a sum may be out of range, it returns all rows. The operator finds out which record was one too many.
         """
         keys: Any = rows.keys
         times, lasts = rows.times, rows.lasts
@@ -181,8 +176,8 @@ class LocalAggregate:
             times, lasts = times[first], lasts[first]
         else:
             first, groups, times, lasts = _runs(first, groups, times, lasts, self._gap)
-        combined = combine(rows.values, groups, first)
-        return None if combined is None else _Rows(rows.keys.take(pa.array(first)), combined, times, lasts)
+        combined = self._fold.combine(rows.values, groups, first)
+        return rows if combined is None else _Rows(rows.keys.take(pa.array(first)), combined, times, lasts)
 
     def _release(self) -> list[StreamBatch]:
         assert self._key_type is not None
