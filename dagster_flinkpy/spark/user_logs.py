@@ -244,6 +244,9 @@ class _Lines(TextIOBase):
     def writable(self) -> bool:
         return True
 
+    def reconfigure(self, **options: Any) -> None:
+        """Nothing is encoded here, nor waits for more."""
+
     def write(self, text: str) -> int:
         thread = threading.get_ident()
         *lines, rest = (self._begun.pop(thread, "") + text).split("\n")

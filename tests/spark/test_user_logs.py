@@ -11,7 +11,7 @@ import sys
 import threading
 from contextlib import nullcontext
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
@@ -172,6 +172,7 @@ def test_bytes_and_what_takes_the_descriptor_are_only_in_the_log_of_the_worker(
 ) -> None:
     logs = logs_of()
     with logs.captured():
+        cast("io.TextIOWrapper", sys.stdout).reconfigure(encoding="utf-8", line_buffering=True)
         sys.stdout.buffer.write(b"bytes\n")
         sys.stderr.flush()
         subprocess.run(["echo", "subprocess"], stdout=sys.stdout, check=True)
