@@ -412,15 +412,18 @@ class S3ObjectStore(ObjectStore):
         except ClientError as error:
             raise self._typed(error, permission, key) from error
         except (_ForeignAnswerError, ResponseParserError) as error:
-            raise StorageError(
-                f"{self.url}/{key}: what has answered at {self._client.meta.endpoint_url} is not S3 ({error}): a "
-                "proxy, or a page that says that the server is down?"
-            ) from error
+            raise self._foreign(key, error) from error
         except BotoCoreError as error:
             raise StorageError(
                 f"cannot reach {self.url}/{key} at {self._client.meta.endpoint_url}: {error}. Check the endpoint URL, "
                 "the network, and that credentials are configured."
             ) from error
+
+    def _foreign(self, key: str, why: object) -> StorageError:
+        return StorageError(
+            f"{self.url}/{key}: what has answered at {self._client.meta.endpoint_url} is not S3 ({why}): a proxy, or a "
+            "page that says that the server is down?"
+        )
 
     def _typed(self, error: ClientError, permission: str, key: str) -> StorageError:
         code = error.response.get("Error", {}).get("Code", "")
@@ -434,6 +437,9 @@ class S3ObjectStore(ObjectStore):
             return UploadNotFoundError(f"the upload of {where} was completed or aborted, or lacks a part ({code})")
         if code in _CONFLICTS or status == 412:
             return PreconditionFailedError(f"{where} exists already or was changed meanwhile ({code})")
+        if status == 404 and code in ("", "404") and not error.operation_name.startswith("Head"):
+            # S3 says what it does not have, except in answers to HEAD, which have no body.
+            return self._foreign(key, error)
         if code == "NoSuchKey" or status == 404:
             return ObjectNotFoundError(f"no object {where}")
         if status == 416:
