@@ -36,6 +36,7 @@ __all__ = [
     "UNBOUND",
     "SortKeys",
     "TableLayout",
+    "are_among",
     "check_key_like",
     "distinct_rows",
     "equal_rows",
@@ -227,6 +228,25 @@ def equal_rows(left: list[pa.Array[Any]], right: list[pa.Array[Any]]) -> Mask:
                 same = pc.or_(same, pc.and_(x.is_null(), y.is_null()))
             equal &= same.to_numpy(zero_copy_only=False)
     return equal
+
+
+def are_among(
+    sort_keys: SortKeys, identity: list[pa.Array[Any]], other_sort_keys: SortKeys, others: list[pa.Array[Any]]
+) -> Mask:
+    """Returns which rows have the identity of one of others. Values are equal as in :func:`equal_rows`.
+
+    Both may have many rows of a key, so each is compared with its neighbours in sort order only.
+    """
+    # order: int64, a permutation of all rows, the others last. numbers: int64, which identity each of them has. found:
+    # bool, by that number.
+    both = [pa.concat_arrays(columns) for columns in zip(identity, others, strict=True)]
+    order, starts = sort_identities(np.concatenate([sort_keys, other_sort_keys]), both)
+    numbers = np.empty(len(order), dtype=np.int64)
+    numbers[order] = np.cumsum(starts) - 1
+    found = np.zeros(len(order), dtype=np.bool_)
+    found[numbers[len(sort_keys) :]] = True
+    among: Mask = found[numbers[: len(sort_keys)]]
+    return among
 
 
 def distinct_rows(column: pa.Array[Any]) -> tuple[Indices, Indices]:

@@ -24,6 +24,7 @@ from dagster_flinkpy.state.keys import hash_keys
 from dagster_flinkpy.state.layout import (
     SortKeys,
     TableLayout,
+    are_among,
     equal_rows,
     hashes_of,
     key_groups_of,
@@ -176,11 +177,10 @@ def _live(run: Run, newer: Sequence[Run], layout: TableLayout, schema: pa.Schema
     """Returns the rows of a run that are no tombstones, and that no newer run replaces."""
     live = ~run.column("deleted").to_numpy(zero_copy_only=False)
     for other in newer:
-        theirs, ours = run.find(other.sort_keys)
-        same = equal_rows(
-            [run.take(name, ours) for name in layout.identity], [other.take(name, theirs) for name in layout.identity]
-        )
-        live[ours[same]] = False
+        _, alike = run.find(np.unique(other.sort_keys))
+        identity = [run.take(name, alike) for name in layout.identity]
+        others = [other.column(name) for name in layout.identity]
+        live[alike[are_among(run.sort_keys[alike], identity, other.sort_keys, others)]] = False
     rows = np.flatnonzero(live)
     keys: dict[str, Callable[[SortKeys], Any]] = {"key_group": key_groups_of, "key_hash": hashes_of}
     arrays = [pa.array(keys[n](run.sort_keys[rows])) if n in keys else run.take(n, rows) for n in schema.names]

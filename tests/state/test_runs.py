@@ -1,9 +1,11 @@
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from random import Random
 
+import numpy as np
 import pyarrow as pa
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -12,12 +14,13 @@ from hypothesis import strategies as st
 from dagster_flinkpy.common.typeinfo import Types
 from dagster_flinkpy.errors import CorruptStateError
 from dagster_flinkpy.key_groups import KeyGroupRange
-from dagster_flinkpy.state.files.cache import RunCache
+from dagster_flinkpy.state.files.cache import Run, RunCache
 from dagster_flinkpy.state.files.compaction import MAX_RUNS, TURNS
 from dagster_flinkpy.state.files.operator_state import INLINE_BELOW
 from dagster_flinkpy.state.files.runs import RunFiles, Runs
 from dagster_flinkpy.state.handles import RunHandle, span_of
-from dagster_flinkpy.state.layout import TableLayout, make_sort_keys
+from dagster_flinkpy.state.layout import TableLayout, make_sort_keys, sorted_rows
+from dagster_flinkpy.state.reader import _live
 from dagster_flinkpy.storage.local import LocalObjectStore
 from tests.examples import examples
 from tests.state.conftest import merge_from
@@ -193,6 +196,40 @@ def test_tombstones_of_what_was_never_stored_are_not_written(files: RunFiles) ->
     assert files.written.rows == before
     runs.append(delta({11: None, 3: None}))
     assert files.written.rows == before + 1
+
+
+def alike(keys: Sequence[int], *, deleted: bool) -> pa.Table:
+    """Returns rows that all have the same sort key, as the entries of a map have."""
+    sort_keys = make_sort_keys(np.zeros(len(keys), np.uint16), np.zeros(len(keys), np.int32))
+    column = pa.array(keys, pa.int64())
+    arrays = [pa.array(sort_keys), column, column, pa.array([deleted] * len(keys))]
+    return sorted_rows(LAYOUT, pa.table(arrays, schema=LAYOUT.local_schema))
+
+
+def test_tombstones_of_many_rows_with_one_sort_key_take_little_memory(files: RunFiles) -> None:
+    count = 80_000  # 48 GB, if each was compared with each
+    runs = Runs(LAYOUT, (), files)
+    runs.append(alike(range(count), deleted=False))
+    before = files.written.rows
+    runs.append(alike(range(count // 2, 2 * count), deleted=True))
+    assert files.written.rows == before + count // 2
+
+
+def test_rows_of_runs_with_one_sort_key_are_read_in_little_memory() -> None:
+    count = 80_000
+    older, newer = (Run.of(alike(keys, deleted=False)) for keys in (range(count), range(count // 2, count + 5)))
+    schema = pa.schema([LAYOUT.local_schema.field("key")])
+    assert sorted(_live(older, [newer], LAYOUT, schema)["key"].to_pylist()) == list(range(count // 2))
+
+
+@given(stored=st.lists(st.sets(st.integers(0, 20)), max_size=3), deleted=st.sets(st.integers(0, 20)))
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_tombstones_are_written_for_what_was_stored(files: RunFiles, stored: list[set[int]], deleted: set[int]) -> None:
+    runs = Runs(LAYOUT, (), files)
+    for keys in stored:
+        runs.append(alike(sorted(keys), deleted=False))
+    left = runs._without_idle_tombstones(alike(sorted(deleted), deleted=True))
+    assert set(left.column("key").to_pylist()) == deleted & set().union(*stored)
 
 
 def test_a_clipped_run_brings_only_its_rows_into_a_merge(files: RunFiles, tmp_path: Path) -> None:

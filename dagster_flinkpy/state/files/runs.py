@@ -28,7 +28,9 @@ from dagster_flinkpy.state.files.transfers import Uploads
 from dagster_flinkpy.state.handles import KeyedSnapshot, RunHandle, span_of
 from dagster_flinkpy.state.layout import (
     APPEND,
+    SortKeys,
     TableLayout,
+    are_among,
     equal_rows,
     expired_rows,
     key_groups_of,
@@ -248,7 +250,17 @@ class Runs:
             identity: The column ``sort_key`` and the identity columns that are known, at least ``key``.
         """
         columns = {name: one_chunk(identity.column(name)) for name in identity.column_names}
-        sort_keys = columns.pop("sort_key").to_numpy()
+        alike = self._find_alike(columns.pop("sort_key").to_numpy())
+        if not len(alike):
+            return alike
+        # Different keys may have one sort key.
+        taken = pa.array(alike.wanted)
+        return alike.filter(
+            equal_rows([alike.take(name) for name in columns], [c.take(taken) for c in columns.values()])
+        )
+
+    def _find_alike(self, sort_keys: SortKeys) -> Found:
+        """Finds the rows with these sort keys. For one that is given n times, each row is found n times."""
         order = np.argsort(sort_keys)  # So neighbours in a run are looked up one after the other.
         ordered = sort_keys[order]
         runs, wanted = list[tuple[Run, Indices]](), list[Indices]()
@@ -262,13 +274,7 @@ class Runs:
             if len(found):
                 runs.append((run, rows))
                 wanted.append(order[found + start])
-        if not runs:
-            return Found([], np.zeros(0, dtype=np.int64))
-        # Different keys may have one sort key.
-        alike = Found(runs, np.concatenate(wanted))
-        taken = pa.array(alike.wanted)
-        same = equal_rows([alike.take(name) for name in columns], [c.take(taken) for c in columns.values()])
-        return alike.filter(same)
+        return Found(runs, np.concatenate([np.zeros(0, dtype=np.int64), *wanted]))
 
     def add(self, delta: pa.Table | None) -> None:
         """Adds a delta, which is found at once, and which :meth:`settle` writes.
@@ -414,8 +420,18 @@ class Runs:
             return delta
         kept = ~deleted
         identity = delta.select(["sort_key", *self.layout.identity]).take(pa.array(tombstones))
-        kept[tombstones[self.find(identity).wanted]] = True
+        kept[tombstones] = self._are_stored(identity)
         return delta.filter(pa.array(kept))
+
+    def _are_stored(self, identity: pa.Table) -> Mask:
+        """Returns which identities there are rows of."""
+        # sort_keys: uint64, one an identity.
+        sort_keys = identity.column("sort_key").to_numpy()
+        distinct = np.unique(sort_keys)
+        alike = self._find_alike(distinct)
+        columns = [one_chunk(identity.column(name)) for name in self.layout.identity]
+        found = [alike.take(name) for name in self.layout.identity] if len(alike) else [c[:0] for c in columns]
+        return are_among(sort_keys, columns, distinct[alike.wanted], found)
 
 
 def _rows_of(rows: pa.Table, key_groups: KeyGroupRange) -> pa.Table:
