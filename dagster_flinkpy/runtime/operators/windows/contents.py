@@ -230,7 +230,12 @@ class RecordContents(Contents):
             if operator.spec.window_function is None:
                 operator.collector.collect_each(results, due.times[fires].tolist())
                 return
-            chosen = fires | due.ends if operator.clears else fires
+            if not operator.clears:
+                windows, times = due.windows.at(fires).each(), due.times[fires].tolist()
+                for window, result, time in zip(windows, results, times, strict=True):
+                    operator.fire(window, result, time)
+                return
+            chosen = fires | due.ends
             columns = (column[chosen].tolist() for column in (due.seats, due.times, due.fires, due.ends))
             for window, seat, time, fire, end in zip(due.windows.at(chosen).each(), *columns, strict=True):
                 if fire:
