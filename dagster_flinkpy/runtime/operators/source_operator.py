@@ -73,7 +73,7 @@ class SourceOperator(StreamOperator):
         self.max_watermark = MAX_WATERMARK
         """How far it may be in event time, while others of its group are not further."""
         self.aligns = False
-        """Whether it heeds that now: not if a barrier follows what it reads."""
+        """Whether it heeds that now: not if it has nothing to read, or a barrier follows that."""
         self._was_given = self._ended = False
         """Whether it had something to read in the last part, and whether it ends with that."""
         self._least = MIN_WATERMARK
@@ -101,6 +101,10 @@ class SourceOperator(StreamOperator):
     def alignment(self) -> WatermarkAlignment | None:
         """Which other sources it waits for."""
         return self._strategy.alignment
+
+    def may_read(self, epoch: EpochInput) -> bool:
+        """Returns whether there is anything to read in an epoch, or in a part of it."""
+        return bool(epoch.splits.get((self.context.vertex.uid, self.context.subtask)))
 
     def run(self, epoch: EpochInput) -> Iterator[int]:
         """Reads the splits of an epoch, or of a part of it, and yields the watermark after each batch.

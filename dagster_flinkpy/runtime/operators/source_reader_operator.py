@@ -125,6 +125,9 @@ class SourceReaderOperator(SourceOperator, SourceReaderContext, CheckpointedFunc
 
     # --- reading -----------------------------------------------------------------------------------------------------
 
+    def may_read(self, epoch: EpochInput) -> bool:
+        return True
+
     def run(self, epoch: EpochInput) -> Iterator[int]:
         vertex = self.context.vertex
         new, self._epoch = epoch.checkpoint_id != self._epoch, epoch.checkpoint_id

@@ -160,6 +160,21 @@ def test_a_source_that_is_ahead_waits_while_the_other_one_reads(
     assert sorted(number for number, _ in run.rows) == [*range(1000), *range(10_000, 11_000)]
 
 
+def test_a_source_waits_in_no_part_without_input_for_it(
+    tmp_path: Path, coordinators: list[WatermarkCoordinator]
+) -> None:
+    there, world = [Input([1000]), Input([1000], limit=100)], World()
+    sources = [Ranges(there[0]), Shifted(there[1], 10_000)]
+    for each in sources:
+        each.discovery_interval = timedelta(days=1)  # nobody stops one that waits, so that there may be more for others
+    with Run(world, tmp_path, graph=program(world, *sources)) as run:
+        await_limit(coordinators, 98 + DRIFT)
+        run.ask(RequestKind.CHECKPOINT)
+        there[1].limit = 1000
+    assert run.error is None
+    assert sorted(number for number, _ in run.rows) == [*range(1000), *range(10_000, 11_000)]
+
+
 def test_a_source_that_is_ahead_waits_while_the_other_one_has_nothing(
     tmp_path: Path, coordinators: list[WatermarkCoordinator]
 ) -> None:
