@@ -70,16 +70,13 @@ def user_frames(operator: str) -> Iterator[None]:
     except FlinkPyError:
         raise
     except Exception as error:
+        first = next((line for line in str(error).splitlines() if line.strip()), "")
         raise error_in_task(error) or UserFunctionError(
-            f"the DataFrame of operator {operator!r} failed: {type(error).__name__}: {_first_line(error)}",
+            f"the DataFrame of operator {operator!r} failed: {type(error).__name__}: {first}",
             operator=operator,
             user_traceback="".join(traceback.format_exception(error)),
             permanent=fails_always(error),
         ) from error
-
-
-def _first_line(error: Exception) -> str:
-    return next((line for line in str(error).splitlines() if line.strip()), "")
 
 
 def frame_of(function: Callable[[Any], Any], argument: Any, operator: str) -> DataFrame:

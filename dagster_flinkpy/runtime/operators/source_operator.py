@@ -12,7 +12,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from dagster_flinkpy.common.clock import to_millis
-from dagster_flinkpy.common.watermark_strategy import MAX_WATERMARK, MIN_WATERMARK, WatermarkAlignment
+from dagster_flinkpy.common.watermark_strategy import MAX_WATERMARK, MIN_WATERMARK
 from dagster_flinkpy.datastream.connectors.base import SourceSplit
 from dagster_flinkpy.datastream.operator_specs import SourceSpec
 from dagster_flinkpy.errors import FlinkPyError, SourceReadError
@@ -55,7 +55,7 @@ class SourceOperator(StreamOperator):
         self._source = spec.source.for_subtask()
         self._idle_timeout = spec.watermark_strategy.idle_timeout
         self._is_timed = spec.timed_later or spec.watermark_strategy.max_out_of_orderness is not None
-        self._strategy = spec.watermark_strategy
+        self._strategy, self.alignment = spec.watermark_strategy, spec.watermark_strategy.alignment
         self._time = EventTime(spec.watermark_strategy, self, context.watermark)
         self._splits: dict[str, SourceSplit] = {}
         """What it reads, or has read last, in the current epoch, by id."""
@@ -97,11 +97,6 @@ class SourceOperator(StreamOperator):
         """How far it is in event time."""
         return self._time.watermark
 
-    @property
-    def alignment(self) -> WatermarkAlignment | None:
-        """Which other sources it waits for."""
-        return self._strategy.alignment
-
     def may_read(self, epoch: EpochInput) -> bool:
         """Returns whether there is anything to read in an epoch, or in a part of it."""
         return bool(epoch.splits.get((self.context.vertex.uid, self.context.subtask)))
@@ -126,15 +121,14 @@ class SourceOperator(StreamOperator):
         if given:
             kept, self._kept, self._splits = self._kept, [], {}  # of several parts, the checkpoint names the last one
             ways = [next((each for each in kept if each.split == split), None) or self._way(split) for split in given]
-            in_turns = self._source.splits_side_by_side and self._strategy.alignment is not None and not epoch.merged
+            in_turns = self._source.splits_side_by_side and self.alignment is not None and not epoch.merged
             yield from self._read_in_turns(ways) if in_turns else self._read_one_by_one(ways)
         if self._ended:
             yield MAX_WATERMARK
 
     def _way(self, split: SourceSplit) -> _Way:
-        side_by_side = self._source.splits_side_by_side
-        time = EventTime(self._strategy, self, MIN_WATERMARK, self._time.unit) if side_by_side else self._time
-        return _Way(split, time)
+        own = EventTime(self._strategy, self, MIN_WATERMARK, self._time.unit)
+        return _Way(split, own if self._source.splits_side_by_side else self._time)
 
     def _read_one_by_one(self, ways: Sequence[_Way]) -> Iterator[int]:
         for i, way in enumerate(ways):

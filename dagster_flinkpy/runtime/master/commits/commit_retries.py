@@ -6,6 +6,7 @@ import logging
 import time
 from collections.abc import Iterable
 from itertools import groupby
+from operator import attrgetter
 
 from dagster_flinkpy.datastream.connectors.base import CommitRequest, CommitRequestState, Committer
 from dagster_flinkpy.errors import CommittableLostError, SinkCommitError
@@ -43,8 +44,8 @@ def commit_requests(
         CommittableLostError: A request can never be committed. All others of its checkpoint are committed.
         SinkCommitError: A request is not committed, or it is unknown whether it is.
     """
-    already = 0
-    for _, group in groupby(sorted(requests, key=_order), key=lambda request: request.checkpoint_id):
+    already, ordered = 0, sorted(requests, key=attrgetter("checkpoint_id", "subtask"))
+    for _, group in groupby(ordered, key=lambda request: request.checkpoint_id):
         of_checkpoint = list(group)
         _commit(committer, of_checkpoint, sink, replaced)
         already += sum(request.state is CommitRequestState.ALREADY_COMMITTED for request in of_checkpoint)
@@ -97,7 +98,3 @@ def _error(sink: str, request: CommitRequest) -> SinkCommitError:
         else ". The checkpoint keeps it; run again."
     )
     return kind(f"{where}{tries}{why}{advice}")
-
-
-def _order(request: CommitRequest) -> tuple[int, int]:
-    return request.checkpoint_id, request.subtask

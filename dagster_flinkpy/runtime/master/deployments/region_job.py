@@ -36,7 +36,7 @@ from dagster_flinkpy.runtime.throwables import refused_by_spark
 from dagster_flinkpy.spark.versions import map_in_arrow, to_arrow, with_targets
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql import SparkSession
 
     from dagster_flinkpy.runtime.master.job_session import JobSession
     from dagster_flinkpy.spark.server_log import ServerLog
@@ -81,7 +81,10 @@ def run_region(spark: SparkSession, job: EpochJob, files: SentFiles | None = Non
                 sent = files.frame(spark, stage)
                 rows = rows.union(sent) if stage else sent
             if stage or files is not None:
-                rows = _shuffled(rows, graph.stage_parallelism(stage))
+                # Each task gets the rows of its target, by position, so that its channels interleave. A row for a later
+                # stage may have a greater target: it goes through the task ``target % width``.
+                rows = with_targets(rows, graph.stage_parallelism(stage))
+                rows = rows.sortWithinPartitions("seq", "edge", "channel")
             rows = map_in_arrow(
                 rows, partial(run_stage, program, stage), SPARK_SCHEMA, stage_profile(spark, graph, stage)
             )
@@ -94,14 +97,6 @@ def run_region(spark: SparkSession, job: EpochJob, files: SentFiles | None = Non
         ) from e
     for batch in table.to_batches():
         yield from rows_of(batch)
-
-
-def _shuffled(rows: DataFrame, width: int) -> DataFrame:
-    """Gives each task the rows of its target, sorted by position, so that the channels of a task interleave.
-
-    A row for a later stage may have a greater target. It goes through the task ``target % width``.
-    """
-    return with_targets(rows, width).sortWithinPartitions("seq", "edge", "channel")
 
 
 def runs_a_task(session: JobSession) -> bool:
