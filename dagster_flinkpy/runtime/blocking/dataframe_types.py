@@ -114,8 +114,7 @@ def select_columns(frame: DataFrame, type_info: RowTypeInfo, operator: str, *, r
     from pyspark.sql import functions as F
     from pyspark.sql.types import IntegralType
 
-    missing = [name for name in type_info.field_names if name not in frame.columns]
-    if missing:
+    if missing := [name for name in type_info.field_names if name not in frame.columns]:
         raise InputTypeError(
             f"operator {operator!r}: the DataFrame has no column {', '.join(map(repr, missing))}; "
             f"its columns are {', '.join(map(repr, frame.columns))}"

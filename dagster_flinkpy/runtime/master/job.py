@@ -382,7 +382,7 @@ class JobAttempt(AttemptRuns):
                 session,
                 self._watchdog,
                 run_job=lambda job, *open_epoch: self._on_spark(job, *open_epoch),
-                on_results=lambda r, job: self._logs.end(job.region, r.logs, r.missing_logs, job.checkpoint_id),
+                on_results=self._on_results,
                 check_leader=self._transactions.check_leader,
                 progress=self._progress,
                 timeline=timeline,
@@ -566,6 +566,9 @@ class JobAttempt(AttemptRuns):
         self._begin()
 
     # --- what the lanes do -------------------------------------------------------------------------------------------
+
+    def _on_results(self, results: EpochResults, job: EpochJob) -> None:
+        self._logs.end(job.region, results.logs, results.missing_logs, job.checkpoint_id)
 
     def _on_spark(self, job: EpochJob, open_epoch: OpenEpoch | None = None) -> Sequence[WireRow]:
         """Runs the tasks of a region for an epoch, where and as the exchange says."""

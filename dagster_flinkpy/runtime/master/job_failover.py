@@ -164,8 +164,7 @@ class JobFailover:
         for number, epoch in sorted(epochs.items()):
             if (error := regions[number].unwritten_before(epoch)) is not None:
                 return f"the state from before checkpoint {epoch} is not in the store: {message_of(error)}"
-            released = [n for n in regions[number].acknowledged_from(epoch) if n not in collecting]
-            if released:
+            if released := [n for n in regions[number].acknowledged_from(epoch) if n not in collecting]:
                 return (
                     f"all have acknowledged checkpoint {released[0]}, so region {number} no longer has the state from "
                     "before it"

@@ -189,8 +189,7 @@ class InlineMailbox(Mailbox):
         self._todo[lane].append(work)
 
     def _take(self, until_ms: int | None) -> Done | None:
-        lanes = sorted(lane for lane, todo in self._todo.items() if todo)
-        if lanes:
+        if lanes := sorted(lane for lane, todo in self._todo.items() if todo):
             lane = self._choose(lanes)
             return _done(lane, self._todo[lane].popleft())
         assert until_ms is not None, "the master waits for work that nobody does"

@@ -253,8 +253,7 @@ class SourceReaderOperator(SourceOperator, SourceReaderContext, CheckpointedFunc
     def initialize_state(self, context: FunctionInitializationContext) -> None:
         descriptor = ListStateDescriptor("SourceReaderState", Types.STRING())
         self._state = context.get_operator_state_store().get_list_state(descriptor)
-        splits = [unpacked(self._serializer, json.loads(stored)) for stored in self._state.get()]
-        if splits:
+        if splits := [unpacked(self._serializer, json.loads(stored)) for stored in self._state.get()]:
             self._add_splits(splits)
 
     def snapshot_state(self, context: FunctionSnapshotContext) -> None:
