@@ -316,7 +316,8 @@ def test_segments_are_kept_for_as_long_as_the_edge_retains_them(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     now = [current_millis()]
-    monkeypatch.setattr("dagster_flinkpy.runtime.master.job.current_millis", lambda: now[0])
+    for clock in ("current_millis", "steady_millis"):
+        monkeypatch.setattr(f"dagster_flinkpy.runtime.master.job.{clock}", lambda: now[0])
     of, job = program(tmp_path, retain=timedelta(hours=1)), job_of(tmp_path)
     run(of, tmp_path, 1)
     first = segments(tmp_path)

@@ -276,11 +276,12 @@ class Clock:
     """The clock of this process, which waiting moves forward."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        real, self.ahead = time.time, 0.0
+        real, steady, self.ahead = time.time, time.monotonic, 0.0
         self.slept = 0
         self.then: Callable[[], None] = lambda: None
         monkeypatch.setattr(time, "time", lambda: real() + self.ahead)
         monkeypatch.setattr(time, "time_ns", lambda: int(1e9 * time.time()))
+        monkeypatch.setattr(time, "monotonic", lambda: steady() + self.ahead)
 
     def sleep(self, seconds: float) -> None:
         self.slept += 1
