@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 
 from dagster_flinkpy.checkpoint.requests import RequestKind
 from dagster_flinkpy.common import Duration, TimestampAssigner, Types, WatermarkStrategy
+from dagster_flinkpy.common.watermark_strategy import MAX_WATERMARK
 from dagster_flinkpy.datastream import StreamExecutionEnvironment
 from dagster_flinkpy.datastream.connectors import source
 from dagster_flinkpy.datastream.connectors.base import Source, SourceSplit
@@ -139,6 +140,25 @@ def reached_by(coordinator: WatermarkCoordinator) -> list[Reached]:
 def read_of_first(world: World) -> int:
     """Returns the last record of the first source that was processed."""
     return max(number for number in list(world.seen) if number < 10_000)
+
+
+def test_limits_follow_the_source_that_is_least_far() -> None:
+    world = World()
+    coordinator = WatermarkCoordinator(program(world, Numbers(world), Numbers(world), parallelism=2))
+    known = {uid: list(subtasks) for uid, subtasks in coordinator._subtasks.items()}
+    assert coordinator.hear(0, {"numbers": (500, True, False)}) is False, "of the other source nothing is known"
+    assert coordinator.hear(1, {"others1": (100, True, False)}) is True
+    assert coordinator.limits == {"numbers": 100 + DRIFT, "others1": 100 + DRIFT}
+    coordinator.hear(0, {"numbers": (500, True, True)})
+    assert not coordinator.are_held
+    coordinator.hear(1, {"others1": (300, False, False)})
+    assert coordinator.limits["numbers"] == 300 + DRIFT, "where it has stopped"
+    assert coordinator.are_held
+    coordinator.hear(1, {"others1": (None, False, False)})
+    assert coordinator.limits["numbers"] == 300 + DRIFT, "still"
+    coordinator.hear(1, {"others1": (MAX_WATERMARK, False, False)})
+    assert coordinator.limits["numbers"] == 500 + DRIFT, "it is idle, or has ended"
+    assert {uid: list(subtasks) for uid, subtasks in coordinator._subtasks.items()} == known, "another thread looks"
 
 
 def test_a_source_that_is_ahead_waits_while_the_other_one_reads(

@@ -18,7 +18,9 @@ class WatermarkCoordinator:
     def __init__(self, graph: JobGraph) -> None:
         specs = {v.uid: v.spec.watermark_strategy for v in graph.vertices if isinstance(v.spec, SourceSpec)}
         self._params: dict[str, WatermarkAlignment] = {u: s.alignment for u, s in specs.items() if s.alignment}
-        self._subtasks: dict[str, dict[int, Reached]] = {uid: {} for uid in self._params}
+        nothing: Reached = (None, False, False)
+        # All are there at once: one thread hears them while another one looks through them.
+        self._subtasks = {u: dict.fromkeys(range(graph.vertex(u).parallelism), nothing) for u in self._params}
         """What subtasks have told, by source and number."""
         self._reached: dict[str, int] = {}
         """How far sources are, or were when they had input."""

@@ -86,8 +86,7 @@ class TakenRequests:
         for request, problem in taken.requests:
             told.append(Say(f"{request.owner} asks for a {request.order.kind.value}"))
             self.open[request.request_id] = request
-            refusal = problem or self._refusal(request.order)
-            if refusal is not None:
+            if (refusal := problem or self._refusal(request.order)) is not None:
                 told.append(self._answer(request, error=refusal))
             elif request.order.kind is RequestKind.CANCEL:
                 cancel = cancel or cancelled(request)  # the others are told when the attempt ends
