@@ -17,18 +17,20 @@ from hypothesis import strategies as st
 
 from dagster_flinkpy.checkpoint.requests import RequestKind
 from dagster_flinkpy.common import Duration, TimestampAssigner, Types, WatermarkStrategy
+from dagster_flinkpy.common.exchange_options import ExchangeMode
 from dagster_flinkpy.common.watermark_strategy import MAX_WATERMARK
 from dagster_flinkpy.datastream import StreamExecutionEnvironment
 from dagster_flinkpy.datastream.connectors import source
 from dagster_flinkpy.datastream.connectors.base import Source, SourceSplit
 from dagster_flinkpy.datastream.connectors.source import InputStatus, ReaderOutput, SourceReader, SplitEnumerator
 from dagster_flinkpy.datastream.program.job_graph import JobGraph
+from dagster_flinkpy.errors import NoEffectWarning
 from dagster_flinkpy.runtime.epoch import Reached
 from dagster_flinkpy.runtime.master.deployments.watermark_alignment import WatermarkCoordinator
 from dagster_flinkpy.runtime.master.requests import taken_requests
 from dagster_flinkpy.runtime.operators import source_reader_operator
 from tests.examples import examples
-from tests.runtime.harness import collect_graph
+from tests.runtime.harness import HarnessAttempt, collect_graph, make_job
 from tests.runtime.master.test_open_epochs import PAIR, Numbers, Run, World
 from tests.runtime.master.test_stops_amid_splits import Input, Ranges, Sum
 from tests.waiting import until
@@ -140,6 +142,21 @@ def reached_by(coordinator: WatermarkCoordinator) -> list[Reached]:
 def read_of_first(world: World) -> int:
     """Returns the last record of the first source that was processed."""
     return max(number for number in list(world.seen) if number < 10_000)
+
+
+def test_it_is_said_that_sources_do_not_wait_where_tasks_do_not_live(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("dagster_flinkpy.common.no_effect._warned_of", set())
+    graph = program(World(), Numbers(World()))
+    with HarnessAttempt(graph, tmp_path) as attempt:
+        deployed = attempt._deployed
+        monkeypatch.setattr(attempt._exchange, "_mode", ExchangeMode.SPARK)
+        monkeypatch.setattr(attempt._exchange, "_on_spark", lambda *_: [])
+        with pytest.warns(
+            NoEffectWarning, match=r"with_watermark_alignment\(\) has no effect: an epoch that is a Spark"
+        ):
+            attempt._exchange.run(make_job(graph, tmp_path), deployed.regions.sessions[0], deployed.slots)
 
 
 def test_limits_follow_the_source_that_is_least_far() -> None:

@@ -157,6 +157,8 @@ class JobExchange:
                 self._decide(job, session, slots)
         if self._pool is not None and self._decided_for is slots and job.region not in self._on_spark_only:
             return self._in_slots(self._pool, job, session, slots, open_epoch)
+        if any(isinstance(v.spec, SourceSpec) and v.spec.watermark_strategy.alignment for v in job.graph.vertices):
+            no_effect("with_watermark_alignment()", "an epoch that is a Spark job reads all of its input at once")
         if open_epoch is not None:
             job = replace(job, epoch=_whole(open_epoch, session))
         if self._config.in_process:
@@ -192,8 +194,6 @@ class JobExchange:
         self._mode, self._pool = ExchangeMode.SPARK, None
         self._regions.clear()
         self._say(f"each epoch is a Spark job (execution.exchange: spark), because {why}")
-        if any(isinstance(v.spec, SourceSpec) and v.spec.watermark_strategy.alignment for v in job.graph.vertices):
-            no_effect("with_watermark_alignment()", "an epoch that is a Spark job reads all of its input at once")
 
     def _deploy(self, job: EpochJob, session: JobSession, slots: JobSlots) -> str | None:
         """Asks for the slots of all regions, and deploys the tasks of one, unless it returns why not."""
