@@ -120,8 +120,7 @@ class EpochSchedule:
         readers = self.epochs.readers
         if self._looking:
             return False
-        found = any(each.found for each in readers)
-        if not found:
+        if not (found := any(each.found for each in readers)):
             waits = min(each.planner.splits.discovery_interval for each in readers)
             self._look_ms = self._turn.now_ms + to_millis(waits)
         return found

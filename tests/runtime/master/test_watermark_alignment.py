@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -25,7 +26,7 @@ from dagster_flinkpy.datastream.connectors.base import Source, SourceSplit
 from dagster_flinkpy.datastream.connectors.source import InputStatus, ReaderOutput, SourceReader, SplitEnumerator
 from dagster_flinkpy.datastream.program.job_graph import JobGraph
 from dagster_flinkpy.errors import NoEffectWarning
-from dagster_flinkpy.runtime.epoch import Reached
+from dagster_flinkpy.runtime.epoch import EpochInput, Reached
 from dagster_flinkpy.runtime.master.deployments.watermark_alignment import WatermarkCoordinator
 from dagster_flinkpy.runtime.master.requests import taken_requests
 from dagster_flinkpy.runtime.operators import source_reader_operator
@@ -144,19 +145,19 @@ def read_of_first(world: World) -> int:
     return max(number for number in list(world.seen) if number < 10_000)
 
 
-def test_it_is_said_that_sources_do_not_wait_where_tasks_do_not_live(
+def test_it_is_said_that_sources_do_not_wait_in_an_epoch_that_is_not_open(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("dagster_flinkpy.common.no_effect._warned_of", set())
     graph = program(World(), Numbers(World()))
     with HarnessAttempt(graph, tmp_path) as attempt:
         deployed = attempt._deployed
+        epoch = EpochInput(1, {("numbers", 0): (SourceSplit("0-1", {"end": 1}),)})
+        job = replace(make_job(graph, tmp_path), epoch=epoch)
         monkeypatch.setattr(attempt._exchange, "_mode", ExchangeMode.SPARK)
         monkeypatch.setattr(attempt._exchange, "_on_spark", lambda *_: [])
-        with pytest.warns(
-            NoEffectWarning, match=r"with_watermark_alignment\(\) has no effect: an epoch that is a Spark"
-        ):
-            attempt._exchange.run(make_job(graph, tmp_path), deployed.regions.sessions[0], deployed.slots)
+        with pytest.warns(NoEffectWarning, match=r"with_watermark_alignment\(\) has no effect: an epoch that is not"):
+            attempt._exchange.run(job, deployed.regions.sessions[0], deployed.slots)
 
 
 def test_limits_follow_the_source_that_is_least_far() -> None:

@@ -152,13 +152,14 @@ class JobExchange:
         Raises:
             FlinkPyError: The epoch failed, or it was interrupted.
         """
+        aligned = (isinstance(v.spec, SourceSpec) and v.spec.watermark_strategy.alignment for v in job.graph.vertices)
+        if open_epoch is None and job.epoch.has_input and any(aligned):
+            no_effect("with_watermark_alignment()", "an epoch that is not open reads all of its input at once")
         with self._deciding:
             if self._mode is not ExchangeMode.SPARK and self._decided_for is not slots and not self._is_little(slots):
                 self._decide(job, session, slots)
         if self._pool is not None and self._decided_for is slots and job.region not in self._on_spark_only:
             return self._in_slots(self._pool, job, session, slots, open_epoch)
-        if any(isinstance(v.spec, SourceSpec) and v.spec.watermark_strategy.alignment for v in job.graph.vertices):
-            no_effect("with_watermark_alignment()", "an epoch that is a Spark job reads all of its input at once")
         if open_epoch is not None:
             job = replace(job, epoch=_whole(open_epoch, session))
         if self._config.in_process:
