@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import subprocess
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
@@ -26,3 +27,12 @@ def test_ci_runs_a_test_of_each_folder_of_make_test_system() -> None:
         if "pytest.mark.smoke" in file.read_text()
     }
     assert marked == system()
+
+
+def test_what_is_tried_at_the_top_is_not_committed() -> None:
+    listed = subprocess.run(
+        ["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=True
+    ).stdout.splitlines()
+    folders = {name.split("/")[0] for name in listed if "/" in name}
+    ours = {".ci", "assets", "benchmarks", "dagster_flinkpy", "docs", "examples", "resources", "tests"}
+    assert folders - ours == set()
