@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from itertools import chain, repeat
 from typing import Any
 
@@ -64,6 +64,17 @@ class MapTable(CellTable):
         if stored and pending:
             return {**stored, **pending}
         return stored or pending or {}
+
+    def picked(self, cell: int, keys: Iterable[Any]) -> Entries:
+        """Returns those of some entries of a cell that exist, by dict key: the time it takes is not that of the map."""
+        parts = [part for part in (self.values[cell], self.pending[cell]) if part]
+        return {key: part[key] for key in keys for part in parts if key in part}  # What is pending replaces.
+
+    def each_value(self, cell: int) -> Iterator[Any]:
+        """Yields the values of the entries of a cell, in any order, without a copy of the map."""
+        stored, pending = self.values[cell] or {}, self.pending[cell] or {}
+        yield from pending.values()
+        yield from (value for key, value in stored.items() if key not in pending)
 
     def put(self, cell: int, entries: Entries) -> None:
         """Sets entries of a cell, whose values nobody else has."""

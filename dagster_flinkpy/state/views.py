@@ -364,12 +364,12 @@ class KeyedMapState(KeyedState, MapState[Any, Any]):
         return iter(self._owned(self._entries()))
 
     def is_empty(self) -> bool:
-        entries, rules = self.table.entries(self._cell()), self._rules
+        values, rules = self.table.each_value(self._cell()), self._rules
         if rules is None or rules.return_expired:
-            return not entries
+            return not any(True for _ in values)
         now = rules.now()
         # Does not count as a read, so the time to live of entries does not restart.
-        return not any(expires > now for _, expires in entries.values())
+        return not any(expires > now for _, expires in values)
 
     def clear(self) -> None:
         self.table.remove_all(self._cell())
@@ -385,11 +385,10 @@ class KeyedMapState(KeyedState, MapState[Any, Any]):
             only: The entries that are read. Default: all.
         """
         cell, rules = self._cell(), self._rules
-        entries = self.table.entries(cell)
+        found = self.table.entries(cell) if only is None else self.table.picked(cell, only)
         if rules is None:
-            return entries
-        now = rules.now()
-        found = {key: entries[key] for key in (list(entries) if only is None else only) if key in entries}
+            return found
+        now, found = rules.now(), dict(found)  # The map itself changes below.
         live = {key: stamped for key, stamped in found.items() if stamped[1] > now}
         for key in found.keys() - live.keys():
             self.table.remove(cell, key)

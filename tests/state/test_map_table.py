@@ -1,13 +1,16 @@
 from __future__ import annotations
 
+import tracemalloc
 from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
+from dagster_flinkpy.common.time import Time
 from dagster_flinkpy.common.typeinfo import Types
 from dagster_flinkpy.datastream.state import MapStateDescriptor
+from dagster_flinkpy.datastream.state_ttl import StateTtlConfig
 from dagster_flinkpy.errors import ConfigurationError, UnsupportedKeyTypeError
 from tests.state.conftest import MakeBackend
 
@@ -59,6 +62,7 @@ def test_a_map_is_a_dict_in_order_across_snapshots(
         assert list(state.items()) == list(model[key].items())
         assert [state.get(each) for each in "abc"] == [model[key].get(each) for each in "abc"]
         assert [state.contains(each) for each in "abc"] == [each in model[key] for each in "abc"]
+        assert state.is_empty() == (not model[key])
     snapshot = backend.snapshot()
     assert state.table.size == sum(map(len, model.values()))
     restored = make_backend(snapshot, key_type=Types.LONG())
@@ -84,6 +88,26 @@ def test_what_is_written_is_what_changed(make_backend: MakeBackend) -> None:
     snapshot = backend.snapshot()
     assert backend.statistics.delta_rows == 2
     assert backend.snapshot() == snapshot
+
+
+@pytest.mark.parametrize("ttl", [False, True], ids=["forever", "ttl"])
+def test_looking_for_one_entry_does_not_copy_a_large_map(make_backend: MakeBackend, ttl: bool) -> None:
+    backend = make_backend(key_type=Types.LONG())
+    descriptor = MapStateDescriptor("m", Types.LONG(), Types.LONG())
+    if ttl:
+        descriptor.enable_time_to_live(StateTtlConfig.new_builder(Time.days(1)).build())
+    state: Any = backend.get_state(descriptor)
+    backend.set_current_key(0)
+    state.put_all(dict.fromkeys(range(20_000), 1))
+    backend.snapshot()
+    state.put(-1, 1)  # From now on, the map has entries that are stored and others that are not.
+    tracemalloc.start()
+    try:
+        assert state.contains(7) and not state.contains(-7) and state.get(7) == 1 and not state.is_empty()
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert peak < 20_000
 
 
 def test_misuse_is_found_in_an_empty_map(make_backend: MakeBackend) -> None:
