@@ -168,6 +168,9 @@ class _Changes:
         for each in self._described:
             if each.identity not in IDENTITIES[self._source.changelog_mode]:
                 raise self._changed(f"the replica identity of {each.schema}.{each.name} was {each.identity!r}")
+            key = sorted(column.name for column in each.columns if column.is_key)
+            if self._source.changelog_mode == "upsert" and self._key and key != sorted(self._key):
+                raise self._changed(f"the key of {each.schema}.{each.name} was {key}, not {sorted(self._key)}")
         everything, old, new = self._source.changelog_mode == "all", message.old, message.new
         if everything and old is None and message.kind == "U":
             raise self._changed("an update lacks the row before it")
@@ -199,9 +202,6 @@ class _Changes:
             raise SourceReadError(f"PostgreSQL sends changes of table {self._table}, but does not describe it")
         if relation.name != self._source.table or self._source.schema not in (None, relation.schema):
             raise self._changed(f"its name was {relation.schema}.{relation.name}")
-        key = sorted(column.name for column in relation.columns if column.is_key)
-        if self._source.changelog_mode == "upsert" and self._key and key != sorted(self._key):
-            raise self._changed(f"its key was {key}, not {sorted(self._key)}")
         with reading(f"the types of table {self._table}"), connect(self._source.conninfo, "flinkpy source") as lookup:
             self._columns = {c.name: column_of_type(lookup, c.type_oid, c.modifier) for c in relation.columns}
         names, known = list(self._columns), columns_of(self._type)

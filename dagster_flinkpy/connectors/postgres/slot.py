@@ -67,19 +67,24 @@ SELECT array_agg(attname::text ORDER BY attname) FROM pg_index i
 JOIN pg_class c ON c.oid = i.indrelid JOIN pg_attribute a ON a.attrelid = c.oid AND a.attnum = ANY(i.indkey)
 WHERE c.oid = %s AND (relreplident = 'i' AND indisreplident OR relreplident = 'd' AND indisprimary)
 """
-_PARTITIONS = """
-SELECT coalesce(jsonb_object_agg(inhrelid::oid, i.xmin::text), '{}')
-FROM pg_partition_tree(%s) JOIN pg_inherits i ON inhrelid = relid JOIN pg_class c ON c.oid = relid
-WHERE relid <> %s AND relkind = 'r'
+# The entries that attach a partition to the table: its own, and those of the partitions between them.
+_ATTACHED = """pg_partition_ancestors({part}) WITH ORDINALITY AS a (part, step) JOIN pg_inherits i ON inhrelid = part
+  AND part IN (SELECT relid FROM pg_partition_tree({root}) WHERE level > 0)"""
+_PARTITIONS = f"""
+SELECT coalesce(jsonb_object_agg(relid::oid, (
+  SELECT string_agg(i.xmin::text, ' ' ORDER BY step) FROM {_ATTACHED.format(part="relid", root="%s")}
+)), '{{}}') FROM pg_partition_tree(%s) JOIN pg_class c ON c.oid = relid WHERE level > 0 AND relkind = 'r'
 """
 # Rows from before it was attached are older, and in the first pages, of 8 kB: a large one is not read as a whole.
-_OLDER = """
-SELECT EXISTS (SELECT FROM {table} p JOIN pg_inherits i ON inhrelid = {oid} WHERE p.ctid < '(1000,0)'
+_OLDER = f"""
+SELECT EXISTS (SELECT FROM {{table}} p, {_ATTACHED} WHERE p.ctid < '(1000,0)'
   AND (age(p.xmin) > age(i.xmin) OR (p.xmin = i.xmin AND p.cmin::text::bigint < i.cmin::text::bigint)))
 """
+# Slots of two phases came with PostgreSQL 14.
 _SLOT = """
-SELECT plugin, database, wal_status, confirmed_flush_lsn - '0/0', database = current_database()
-FROM pg_replication_slots WHERE slot_name = %s
+SELECT plugin, database, wal_status, confirmed_flush_lsn - '0/0', database = current_database(),
+  coalesce((to_jsonb(s) ->> 'two_phase')::boolean, false)
+FROM pg_replication_slots s WHERE slot_name = %s
 """
 
 
@@ -251,13 +256,16 @@ class ReplicationSlot:
         return list(self._one(_KEY, oid) or [])
 
     def partitions(self, oid: int) -> dict[str, str]:
-        """Returns the ids of the partitions of the table, each with what is another one when it is attached again."""
+        """Returns the ids of the partitions with rows, each with what is another one when it is attached again.
+
+        It has a part for each level, beginning with the partition's own.
+        """
         return dict(self._one(_PARTITIONS, oid, oid))
 
-    def attached_with_rows(self, oid: str) -> str | None:
+    def attached_with_rows(self, table: int, oid: str) -> str | None:
         """Returns the name of a partition that had rows when it was attached, or None if it had none."""
         name = str(self._one("SELECT %s::oid::regclass::text", int(oid)))
-        statement = _OLDER.replace("{table}", name).replace("{oid}", oid)
+        statement = _OLDER.replace("{table}", name).replace("{part}", oid).replace("{root}", str(table))
         with suppress(errors.InsufficientPrivilege):  # whoever may only read the whole table cannot know
             return name if self._one(statement.encode()) else None
         return None
@@ -283,11 +291,17 @@ class ReplicationSlot:
         found = self.connection.execute(_SLOT, [self._source.slot]).fetchone()
         if found is None:
             return None
-        plugin, database, status, confirmed, is_here = found
+        plugin, database, status, confirmed, is_here, two_phase = found
         if plugin != "pgoutput" or not is_here:
             raise ConfigurationError(
                 f"replication slot {self._source.slot!r} exists, but is of plugin {plugin} in database {database}: "
                 "choose another name"
+            )
+        if two_phase:
+            raise ConfigurationError(
+                f"replication slot {self._source.slot!r} has two_phase = true: it sends the changes of transactions "
+                "that are only prepared, and may be rolled back. Choose another name, or drop it, so that the job "
+                f"creates it: {self.drop}"
             )
         if status == "lost" or confirmed is None:
             raise InputChangedError(

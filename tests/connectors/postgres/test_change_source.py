@@ -498,6 +498,15 @@ def test_a_slot_of_another_plugin_is_refused(database: Changes, monkeypatch: pyt
         started(source)
 
 
+def test_a_slot_that_sends_prepared_transactions_is_refused(database: Changes) -> None:
+    database.create()
+    database.sql("SELECT pg_create_logical_replication_slot('{}', 'pgoutput', false, true)")
+    with pytest.raises(ConfigurationError, match="has two_phase = true") as caught:
+        started(database.source())
+    database.sql(str(caught.value).rsplit(": ", 1)[1])
+    started(database.source())
+
+
 def test_states_of_another_server_or_table(database: Changes) -> None:
     database.create()
     source = database.source()

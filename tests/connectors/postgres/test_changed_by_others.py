@@ -276,6 +276,10 @@ def test_a_partition_without_the_rows_before_changes_is_refused(database: Change
 
 
 _MAKE = "CREATE TABLE {}.b (LIKE {}.t); ALTER TABLE {}.b REPLICA IDENTITY FULL"
+_MAKE_PARTS = (
+    "CREATE TABLE {}.b (LIKE {}.t) PARTITION BY RANGE (n); ALTER TABLE {}.b REPLICA IDENTITY FULL; "
+    "CREATE TABLE {}.c PARTITION OF {}.b FOR VALUES FROM (5) TO (7); ALTER TABLE {}.c REPLICA IDENTITY FULL"
+)
 _FILL = "INSERT INTO {}.b VALUES (5, 'x')"
 _ATTACH = "ALTER TABLE {}.t ATTACH PARTITION {}.b FOR VALUES FROM (5) TO (9)"
 _AGAIN = "ALTER TABLE {}.t ATTACH PARTITION {}.a FOR VALUES FROM (0) TO (5)"
@@ -290,6 +294,8 @@ _AGAIN = "ALTER TABLE {}.t ATTACH PARTITION {}.a FOR VALUES FROM (0) TO (5)"
         ([_MAKE, _FILL, _ATTACH], None),
         ([f"BEGIN; {_MAKE}; {_FILL}; {_ATTACH}; COMMIT"], None),
         (["ALTER TABLE {}.t DETACH PARTITION {}.a", "INSERT INTO {}.a VALUES (2, 'x')", _AGAIN], None),
+        ([_MAKE_PARTS, _ATTACH, "INSERT INTO {}.t VALUES (6, 'x')"], ["+I 6 x"]),
+        ([_MAKE_PARTS, _FILL, _ATTACH], None),
     ],
 )
 def test_a_partition_that_is_attached_with_rows_is_refused(
@@ -311,7 +317,7 @@ def test_a_partition_that_is_attached_with_rows_is_refused(
         assert take(source, enumerator) == [*read, "+I 3 b"]
         return
     for again in (enumerator, source.create_enumerator(json.loads(json.dumps(enumerator.snapshot_state())))):
-        with pytest.raises(RestoreError, match=r"partition .*\.[ab] was attached with rows after the changes of"):
+        with pytest.raises(RestoreError, match=r"partition .*\.[a-c] was attached with rows after the changes of"):
             take(source, again)
 
 
@@ -321,7 +327,20 @@ def test_another_key_of_deleted_rows_is_refused(database: Changes) -> None:
     source, enumerator = running(database, changelog_mode="upsert")
     database.sql("UPDATE {}.t SET s = 'a'; ALTER TABLE {}.t DROP CONSTRAINT t_pkey, ADD PRIMARY KEY (s)")
     database.sql("DELETE FROM {}.t")
-    with pytest.raises(SourceReadError, match=r"its key was \['s'\], not \['n'\]"):
+    with pytest.raises(SourceReadError, match=r"key of \w+\.t was \['s'\], not \['n'\]"):
+        take(source, enumerator)
+
+
+def test_another_key_of_a_partition_is_refused(database: Changes) -> None:
+    """A row that it deletes has that key, and null in the key of the table."""
+    database.sql("CREATE TABLE {}.t (n bigint PRIMARY KEY, s text NOT NULL) PARTITION BY RANGE (n)")
+    database.sql("CREATE TABLE {}.a PARTITION OF {}.t FOR VALUES FROM (0) TO (5)")
+    source = database.source(changelog_mode="upsert")
+    enumerator = started(source)
+    database.sql("INSERT INTO {}.t VALUES (1, 'a')")
+    database.sql("CREATE UNIQUE INDEX u ON {}.a (s); ALTER TABLE {}.a REPLICA IDENTITY USING INDEX u")
+    database.sql("DELETE FROM {}.t")
+    with pytest.raises(SourceReadError, match=r"key of \w+\.a was \['s'\], not \['n'\]"):
         take(source, enumerator)
 
 
