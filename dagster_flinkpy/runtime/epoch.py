@@ -62,8 +62,8 @@ class EpochInput:
     """Where subtasks stop that do not read all of their splits."""
     watermarks: Mapping[str, int] = field(default_factory=dict)
     """How far sources are in event time before it, by uid, as far as that is known."""
-    merged: bool = False
-    """Whether it is several parts, so that a split may go on in a later one."""
+    again: bool = False
+    """Whether another try has read it. It may be several parts, so that a split may go on in a later one."""
     timed: bool = False
     """Whether it is or was open, so that the clock tells which sources are idle."""
 
@@ -75,8 +75,7 @@ class EpochInput:
         for task, more in part.splits.items():
             splits[task] = (*splits.get(task, ()), *more)
         ended = self.ended_sources | part.ended_sources
-        merged = self.merged or self.has_input
-        return replace(self, splits=splits, stops=stops, ended_sources=ended, open=part.open, merged=merged)
+        return replace(self, splits=splits, stops=stops, ended_sources=ended, open=part.open, again=True)
 
     def _stop(self, task: tuple[str, int]) -> Stop:
         return self.stops.get(task, Stop(len(self.splits.get(task, ()))))

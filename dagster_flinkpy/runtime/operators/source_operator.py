@@ -64,6 +64,8 @@ class SourceOperator(StreamOperator):
         """Whether it is to stop amid the part that it reads."""
         self.stop: Stop | None = None
         """Where it has stopped, or is to stop, amid the part; None if it reads all of it."""
+        self._again = False
+        """Whether another try has read the part. Nobody would give it what it leaves."""
         self._kept: list[_Way] = []
         """The splits amid which it has stopped."""
         self._begun: list[tuple[int, int, int]] = []
@@ -73,7 +75,7 @@ class SourceOperator(StreamOperator):
         self.max_watermark = MAX_WATERMARK
         """How far it may be in event time, while others of its group are not further."""
         self.aligns = False
-        """Whether it heeds that now: not if it has nothing to read, or a barrier follows that."""
+        """Whether it heeds that now, see `may_wait`: not if a barrier follows what it reads."""
         self._was_given = self._ended = False
         """Whether it had something to read in the last part, and whether it ends with that."""
         self._least = MIN_WATERMARK
@@ -97,9 +99,9 @@ class SourceOperator(StreamOperator):
         """How far it is in event time."""
         return self._time.watermark
 
-    def may_read(self, epoch: EpochInput) -> bool:
-        """Returns whether there is anything to read in an epoch, or in a part of it."""
-        return bool(epoch.splits.get((self.context.vertex.uid, self.context.subtask)))
+    def may_wait(self, epoch: EpochInput) -> bool:
+        """Returns whether it may wait for others amid a part of an open epoch: what another try has read, it reads."""
+        return bool(epoch.splits.get((self.context.vertex.uid, self.context.subtask))) and not epoch.again
 
     def run(self, epoch: EpochInput) -> Iterator[int]:
         """Reads the splits of an epoch, or of a part of it, and yields the watermark after each batch.
@@ -111,7 +113,7 @@ class SourceOperator(StreamOperator):
         if epoch.checkpoint_id != self._epoch:
             self._epoch, self._splits, self._read_any = epoch.checkpoint_id, {}, False
         self._read_any |= epoch.reads(vertex.uid)
-        given, self.stop = epoch.splits.get(task, ()), epoch.stops.get(task)
+        given, self.stop, self._again = epoch.splits.get(task, ()), epoch.stops.get(task), epoch.again
         if epoch.watermarks.get(vertex.uid, MIN_WATERMARK) > self._time.watermark:
             self._time.watermark = epoch.watermarks[vertex.uid]
             yield self._time.watermark
@@ -121,7 +123,7 @@ class SourceOperator(StreamOperator):
         if given:
             kept, self._kept, self._splits = self._kept, [], {}  # of several parts, the checkpoint names the last one
             ways = [next((each for each in kept if each.split == split), None) or self._way(split) for split in given]
-            in_turns = self._source.splits_side_by_side and self.alignment is not None and not epoch.merged
+            in_turns = self._source.splits_side_by_side and self.alignment is not None and not epoch.again
             yield from self._read_in_turns(ways) if in_turns else self._read_one_by_one(ways)
         if self._ended:
             yield MAX_WATERMARK
@@ -162,7 +164,7 @@ class SourceOperator(StreamOperator):
 
     @property
     def _stops_now(self) -> bool:
-        return self.stops and self.stop is None and self._source.resumes_splits
+        return self.stops and self.stop is None and not self._again and self._source.resumes_splits
 
     @property
     def is_ahead(self) -> bool:

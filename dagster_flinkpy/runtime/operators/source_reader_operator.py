@@ -125,7 +125,7 @@ class SourceReaderOperator(SourceOperator, SourceReaderContext, CheckpointedFunc
 
     # --- reading -----------------------------------------------------------------------------------------------------
 
-    def may_read(self, epoch: EpochInput) -> bool:
+    def may_wait(self, epoch: EpochInput) -> bool:
         return True
 
     def run(self, epoch: EpochInput) -> Iterator[int]:

@@ -132,7 +132,7 @@ class StreamTask(ParentTask):
         sources = [(t, t.operator) for t in self._tasks.values() if isinstance(t.operator, SourceOperator)]
         self._left = {task.vertex.uid for task, _ in sources}
         for _, source in sources:
-            source.aligns = epoch.open and source.may_read(epoch)
+            source.aligns = epoch.open and source.may_wait(epoch)
         return self._read_all(sources, epoch, take_turns=epoch.open and len(sources) > 1)
 
     def _read_all(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -30,11 +31,12 @@ from dagster_flinkpy.runtime.epoch import EpochInput, Reached
 from dagster_flinkpy.runtime.master.deployments.watermark_alignment import WatermarkCoordinator
 from dagster_flinkpy.runtime.master.requests import taken_requests
 from dagster_flinkpy.runtime.operators import source_reader_operator
+from dagster_flinkpy.runtime.slot.pipelined_task import PipelinedTask
 from tests.examples import examples
 from tests.runtime.harness import HarnessAttempt, collect_graph, make_job
 from tests.runtime.master.test_open_epochs import PAIR, Numbers, Run, World
 from tests.runtime.master.test_stops_amid_splits import Input, Ranges, Sum
-from tests.waiting import until
+from tests.waiting import LIMIT, until
 
 DRIFT, BATCH = 20, 10
 
@@ -244,6 +246,56 @@ def test_an_idle_source_holds_up_no_other_one(tmp_path: Path, coordinators: list
         assert not behind.ended
     assert run.error is None
     assert sorted(number for number, _ in run.rows) == [*range(1000), 10_000]
+
+
+def await_records_of_both(world: World, behind: World) -> None:
+    """Waits until both sources have read what they were given: of the second one, nobody knew how far it is."""
+    world.wait_for(999)
+    behind.records.append(10_000)
+    world.wait_for(10_000)
+    await_looks(behind, behind.looks + 3)
+
+
+def fail_with_another(world: World, behind: World) -> None:
+    """Lets the region fail with another record of the second source."""
+    world.fails_at = {10_001}
+    behind.records.append(10_001)
+
+
+def test_another_try_reads_all_that_the_first_one_has_though_a_source_was_ahead(tmp_path: Path) -> None:
+    ahead, behind, world = Input([1000]), World(), World()
+    with Run(world, tmp_path, graph=program(world, Ranges(ahead), Numbers(behind))) as run, ending(behind):
+        await_records_of_both(world, behind)
+        fail_with_another(world, behind)
+        world.wait_for(10_001)
+    assert run.error is None
+    assert sorted(number for number, _ in run.rows) == [*range(1000), 10_000, 10_001]
+
+
+def test_another_try_reads_all_that_the_first_one_has_though_a_reader_waits(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    held, told = threading.Event(), threading.Event()
+
+    def stop_reading(task: PipelinedTask, *, stops: bool) -> None:
+        stop(task, stops=stops)
+        if stops and not world.fails_at:  # it has failed
+            told.set()
+
+    stop = PipelinedTask.stop_reading
+    monkeypatch.setattr(PipelinedTask, "stop_reading", stop_reading)
+    monkeypatch.setattr(WatermarkCoordinator, "are_held", property(lambda _: held.is_set()))
+    there, other, world = Input([1000]), World(), World()
+    with Run(world, tmp_path, graph=program(world, Ranges(there), Numbers(other))) as run, ending(other):
+        await_records_of_both(world, other)
+        there.limit = 500
+        held.set()
+        fail_with_another(world, other)
+        assert told.wait(LIMIT)
+        there.limit = 1000
+        world.wait_for(10_001)
+    assert run.error is None
+    assert sorted(number for number, _ in run.rows) == [*range(1000), 10_000, 10_001]
 
 
 def test_splits_that_are_read_side_by_side_wait_for_each_other(tmp_path: Path) -> None:
