@@ -25,6 +25,9 @@ _SPARE_SESSIONS = 65_536
 """Compaction waits until there are this many sessions more than twice those in use."""
 
 
+_FEW_KEYS = 8
+"""The sessions of so many keys are followed one by one: columns of few numbers take longer than the numbers do."""
+
 _NUMBERS = ("seat", "start", "end", "state_start", "state_end", "older", "due", "stored_start", "stored_end")
 _FLAGS = ("live", "fired", "changed", "stored", "stored_fired")
 
@@ -234,7 +237,7 @@ class SessionTable(OverlayTable):
         # seats, starts, ends, cells, reach, numbers: one a window or known session, by seat and start. opens: positions
         # where a session begins, ascending; owners, new, reached, touched: one a session. old, gone: positions of known
         # sessions, ascending.
-        known = self._of_seats(numbered(seats)[0])
+        known = self._since(seats, starts)
         cells = np.concatenate([known, np.full(len(seats), -1, dtype=np.int64)])
         seats, starts, ends = (
             np.concatenate([column[known], added])
@@ -259,21 +262,32 @@ class SessionTable(OverlayTable):
         self._move_all(owners[touched], starts[opens[touched]], reached[touched])
         self.retire(ended)
         self.changed[owners[touched]] = True
-        self.older[owners] = np.where(first[opens], -1, np.concatenate([[-1], owners[:-1]]))
+        follows = np.flatnonzero(~first[opens])  # The others are behind the sessions that were not looked at, if any.
+        self.older[owners[follows]] = owners[follows - 1]
         self.newest[seats[opens]] = owners  # The last one of each key counts.
         found = np.empty(len(order), dtype=np.int64)
         found[order] = owners[numbers]
         return found[len(known) :], owners[touched], ended, heirs
 
-    def _of_seats(self, seats: Cells) -> Cells:
-        """Returns all sessions of some keys."""
-        # cells: int64, one a seat that has a session left: the newest of these.
-        found = []
-        cells = self._alive(self.newest[seats])
-        while len(cells := cells[cells >= 0]):
+    def _since(self, seats: Cells, times: Cells) -> Cells:
+        """Returns the sessions of keys, which may repeat, from the newest one to one that ends before all times."""
+        # distinct, since, cells: int64, one a key; of keys that have a session left, the newest of these.
+        found: list[Cells] = []
+        walked: list[int] = []
+        distinct, codes = numbered(seats)
+        since = np.full(len(distinct), MAX_TIME)
+        np.minimum.at(since, codes, times)
+        cells = self.newest[distinct]
+        while len(left := np.flatnonzero(self._alive(cells) >= 0)) > _FEW_KEYS:
+            cells, since = cells[left], since[left]
             found.append(cells)
-            cells = self._alive(self.older[cells])
-        return np.concatenate(found) if found else np.zeros(0, dtype=np.int64)
+            left = np.flatnonzero(self.end[cells] >= since)
+            cells, since = self.older[cells[left]], since[left]
+        for cell, time in zip(cells[left].tolist(), since[left].tolist(), strict=True):
+            while cell >= 0 and self.live.item(cell):
+                walked.append(cell)
+                cell = self.older.item(cell) if self.end.item(cell) >= time else -1
+        return np.concatenate([*found, np.array(walked, dtype=np.int64)])
 
     def _move_all(self, cells: Cells, starts: Cells, ends: Cells) -> None:
         """Sets the windows of sessions, like :meth:`move`."""
@@ -321,10 +335,16 @@ class SessionTable(OverlayTable):
 
     def at(self, seats: Cells, times: Cells) -> Cells:
         """Returns the newest session of each key that starts at a time or before it; -1 if there is none."""
-        cells = self._alive(self.newest[seats])
-        while len(later := np.flatnonzero((cells >= 0) & (self.start[cells] > times))):
-            cells[later] = self._alive(self.older[cells[later]])
-        return cells
+        # known: cells; cells: known, and then -1 for each time; by seat and start, so that a session comes before its
+        # start: order, and last, the place of the last session by then.
+        known = self._since(seats, times)
+        cells = np.concatenate([known, np.full(len(seats), -1, dtype=np.int64)])
+        of, starts = np.concatenate([self.seat[known], seats]), np.concatenate([self.start[known], times])
+        order = np.lexsort((starts, of))
+        last = np.maximum.accumulate(np.where(order < len(known), np.arange(len(order)), 0))
+        found = np.empty_like(cells)
+        found[order] = np.where(of[order[last]] == of[order], cells[order[last]], -1)
+        return found[len(known) :]
 
     def _alive(self, cells: Cells) -> Cells:
         return np.where((cells >= 0) & self.live[cells], cells, -1)

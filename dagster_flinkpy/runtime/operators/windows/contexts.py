@@ -51,7 +51,8 @@ class WindowCodec:
     def __init__(self, serializer: TypeSerializer[Any]) -> None:
         if isinstance(serializer, TimeWindowSerializer):
             self.namespace_type = Types.TUPLE([Types.LONG(), Types.LONG()])
-            self.encode, self.decode = lambda window: window, lambda namespace: TimeWindow(*namespace)
+            self.encode = tuple  # A plain one, which is known not to change, is never copied.
+            self.decode = lambda namespace: TimeWindow(*namespace)
         elif isinstance(serializer, CountWindowSerializer):
             self.namespace_type = Types.LONG()
             self.encode, self.decode = lambda window: window.id, CountWindow
