@@ -31,7 +31,7 @@ _DENSE = 4
 """If at least one row in so many is looked for, sort keys are unpacked before: then few look alike."""
 _LINE = 16
 """Sort keys of a line. The first ones of all lines fit in the cache of the processor."""
-_SPARSE = 400
+_SPARSE = 100
 """If fewer than one row in so many are looked for, their lines are found first. For more, that takes longer."""
 _SELDOM = 1 << 10
 """Marks are made when one row in so many was looked for: by then, most pages of the file have been read anyway."""
