@@ -107,7 +107,11 @@ class WatermarkStrategy:
         return replace(self, timestamp_assigner=timestamp_assigner)
 
     def with_idleness(self, idle_timeout: Duration) -> WatermarkStrategy:
-        """Returns a strategy that ignores a channel after this long without records."""
+        """Returns a strategy that ignores a source after this long without records.
+
+        How long acts in open epochs, which a job with a checkpoint interval has while its tasks live. In another epoch,
+        a source that has nothing to read is ignored, whatever the timeout.
+        """
         wanted = "a Duration, such as Duration.of_minutes(5)"
         check_argument("with_idleness()", idle_timeout, (Duration, Time), wanted)
         if idle_timeout.millis <= 0:
