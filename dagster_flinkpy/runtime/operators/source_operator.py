@@ -148,19 +148,18 @@ class SourceOperator(StreamOperator):
     def _read_in_turns(self, ways: Sequence[_Way]) -> Iterator[int]:
         """Reads on in the split that is least far in event time, so that none gets ahead."""
         left = {i: self._read(i, way) for i, way in enumerate(ways)}
-        while left:
+        while left and not self._halts:
             first = min(left, key=lambda i: ways[i].time.watermark)
             if next(left[first], None) is None:
                 del left[first]
             reached = _least(way for i, way in enumerate(ways) if i in left or way.has_time)
             self._time.watermark, self._least = max(self._time.watermark, reached), _least(ways[i] for i in left)
             yield self._time.watermark
-            if self._stops_now:
-                self._halts = True
-                for read in left.values():
-                    deque(read, maxlen=0)
-                self.stop = Stop(len(ways), tuple(self._begun))
-                break
+            self._halts = self._stops_now
+        if self._halts:
+            for read in left.values():
+                deque(read, maxlen=0)
+            self.stop = Stop(len(ways), tuple(self._begun))
 
     @property
     def _stops_now(self) -> bool:

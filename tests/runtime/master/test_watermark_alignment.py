@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -28,9 +29,12 @@ from dagster_flinkpy.datastream.connectors.source import InputStatus, ReaderOutp
 from dagster_flinkpy.datastream.program.job_graph import JobGraph
 from dagster_flinkpy.errors import NoEffectWarning
 from dagster_flinkpy.runtime.epoch import EpochInput, Reached
+from dagster_flinkpy.runtime.exchange.input_gate import InputGate
+from dagster_flinkpy.runtime.exchange.result_partition import PipelinedSubpartition, ResultPartition
 from dagster_flinkpy.runtime.master.deployments.watermark_alignment import WatermarkCoordinator
 from dagster_flinkpy.runtime.master.requests import taken_requests
 from dagster_flinkpy.runtime.operators import source_reader_operator
+from dagster_flinkpy.runtime.shuffle.wire import Kind, WireRow
 from dagster_flinkpy.runtime.slot.pipelined_task import PipelinedTask
 from tests.examples import examples
 from tests.runtime.harness import HarnessAttempt, collect_graph, make_job
@@ -311,6 +315,36 @@ def test_splits_that_are_read_side_by_side_wait_for_each_other(tmp_path: Path) -
         left = [time for time, size in zip(reached, sizes, strict=True) if time + 1 < size]
         assert max(left, default=0) - min(left, default=0) <= BATCH
     assert sorted(number for number, _ in run.rows) == list(range(700))
+
+
+def test_a_split_that_waits_unread_holds_event_time_back(tmp_path: Path) -> None:
+    graph = program(World(), FromZero(Input([40, 40]), side_by_side=True))
+    rows = list[WireRow]()
+    task = PipelinedTask(
+        make_job(graph, tmp_path, inputs={}),
+        0,
+        graph.stage_vertices(0),
+        0,
+        ResultPartition({(0, 0): PipelinedSubpartition(rows.append, 99)}, rows.append),
+        InputGate({}, lambda: None, 1),
+        later=lambda mail: mail(),
+        on_error=lambda error, task: None,
+    )
+    task.open()
+    for read, limit in ((10, MAX_WATERMARK), (10, 0)):  # first a batch of the first split, then nothing
+        splits = SourceSplit("0:", {"end": 40}, read if limit == 0 else 0), SourceSplit("1:", {"end": 80}, 40)
+        task.set_limits({"numbers": limit})
+        task.begin(EpochInput(1, {("numbers", 0): splits}, open=True, timed=True, watermarks={"numbers": 5}))
+        if limit:
+            task.step()
+        task.stop_reading(stops=True)
+        while task.is_available:
+            task.step()
+    asked = [json.loads(row.payload.to_pybytes()) for row in rows if row.kind is Kind.OPERATOR_EVENT]
+    stops = [each for each in asked if "stops" in each]
+    begun = [sorted(each["stops"]["numbers"][1]) for each in stops]
+    assert begun == [[[0, 10, 10], [1, 0, 40]], [[0, 0, 10], [1, 0, 40]]]
+    assert [each["watermarks"]["numbers"] for each in stops] == [5, 5], "the other split is at its beginning"
 
 
 class Reader(SourceReader):
