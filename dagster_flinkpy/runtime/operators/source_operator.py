@@ -87,6 +87,8 @@ class SourceOperator(StreamOperator):
         """From when on the task waits; None if it does not."""
         self._looked_ms: int | None = None
         """When the last part of an epoch came that had nothing to read; None if it had something."""
+        self._is_silent = False
+        """Whether nothing has come for longer than the idle timeout, as far as that is known."""
 
     def open(self) -> None:
         self.context.state.initialize(self._source)
@@ -293,13 +295,15 @@ class SourceOperator(StreamOperator):
             Whether nothing has come for longer than the idle timeout.
         """
         if epoch.splits.get((self.context.vertex.uid, self.context.subtask)):
-            self._silent_ms, self._looked_ms, self._waits_from = 0, None, None
+            self._silent_ms, self._looked_ms, self._waits_from, self._is_silent = 0, None, None, False
             return False
         was_asked = epoch.open and epoch.checkpoint_id == self._epoch
         since = self._looked_ms if was_asked and self._looked_ms is not None else self._waits_from
         self._silent_ms += 0 if since is None else now_ms - since
         self._looked_ms, self._waits_from = now_ms, None
-        return epoch.timed and self._idle_timeout is not None and self._silent_ms >= to_millis(self._idle_timeout)
+        timeout = self._idle_timeout
+        self._is_silent = epoch.timed and timeout is not None and self._silent_ms >= to_millis(timeout)
+        return self._is_silent
 
     def becomes_idle(self, now_ms: int) -> bool:
         """Returns whether nothing has come for longer than the idle timeout, while the task waits for input."""
@@ -308,13 +312,19 @@ class SourceOperator(StreamOperator):
             return False
         if self._waits_from is None:
             self._waits_from = now_ms
-        return self._silent_ms + now_ms - self._waits_from >= to_millis(self._idle_timeout)
+        self._is_silent = self._silent_ms + now_ms - self._waits_from >= to_millis(self._idle_timeout)
+        return self._is_silent
 
-    def reached(self, *, reads: bool, now_ms: int) -> Reached:
-        """Returns how far it is, for others of its group."""
+    def reached(self, *, reads: bool, now_ms: int | None) -> Reached:
+        """Returns how far it is, for others of its group.
+
+        Args:
+            reads: Whether it has not read all that it was given.
+            now_ms: The time if the task waits for input. Otherwise, nobody has asked whether there is any.
+        """
         if reads:
             return self.watermark, True, self.waits
-        if self._ended or self.becomes_idle(now_ms):
+        if self._ended or (self._is_silent if now_ms is None else self.becomes_idle(now_ms)):
             return MAX_WATERMARK, False, False
         return self.watermark if self._was_given and self.watermark != MIN_WATERMARK else None, False, False
 

@@ -218,12 +218,12 @@ class SourceReaderOperator(SourceOperator, SourceReaderContext, CheckpointedFunc
 
     def _emit(self) -> None:
         for batch in self._output.take():
-            self._read_any, self._waits_from = True, None
+            self._read_any, self._waits_from, self._is_silent = True, None, False
             self.context.send_status(False)
             self.context.emit(None, batch)
         self._time.watermark = max(self._time.watermark, self._output.watermark)
 
-    def reached(self, *, reads: bool, now_ms: int) -> Reached:
+    def reached(self, *, reads: bool, now_ms: int | None) -> Reached:
         if self._status is InputStatus.END_OF_INPUT:
             return MAX_WATERMARK, False, False
         self._was_given = True

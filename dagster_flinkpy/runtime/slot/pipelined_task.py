@@ -213,8 +213,9 @@ class PipelinedTask(StreamTask):
     def _tell_watermarks(self) -> None:
         """Tells the driver how far sources are that wait for others: now and then, and when one waits or has read."""
         told, now = dict[str, Reached](), time.monotonic()
+        now_ms = None if self._has_sources else self.job.clock.now()
         for uid, source in self._aligned.items() if self._open else ():
-            reached = source.reached(reads=uid in self._left, now_ms=self.job.clock.now())
+            reached = source.reached(reads=uid in self._left, now_ms=now_ms)
             before, due = self._told.get(uid, (None, now))
             if before is None or reached[1:] != before[1:] or (reached != before and now >= due):
                 assert source.alignment is not None
