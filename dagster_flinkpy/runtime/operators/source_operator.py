@@ -144,7 +144,12 @@ class SourceOperator(StreamOperator):
                 self.stop = Stop(i if self._begun else i + 1, tuple(self._begun))
         else:
             if self._source.splits_side_by_side:  # a split that waits might have earlier records
-                self._time.watermark = max(self._time.watermark, _least(way for way in ways if way.has_time))
+                reached = dict[str, int]()
+                for i, way in enumerate(ways):  # another try may have read several parts of a split
+                    if way.has_time or (self.stop is not None and self.stop.of(i) is not None):
+                        split_id = way.split.split_id
+                        reached[split_id] = max(reached.get(split_id, MIN_WATERMARK), way.time.watermark)
+                self._time.watermark = max(self._time.watermark, min(reached.values(), default=MIN_WATERMARK))
                 yield self._time.watermark
 
     def _read_in_turns(self, ways: Sequence[_Way]) -> Iterator[int]:

@@ -28,7 +28,7 @@ from dagster_flinkpy.datastream.connectors.base import Source, SourceSplit
 from dagster_flinkpy.datastream.connectors.source import InputStatus, ReaderOutput, SourceReader, SplitEnumerator
 from dagster_flinkpy.datastream.program.job_graph import JobGraph
 from dagster_flinkpy.errors import NoEffectWarning
-from dagster_flinkpy.runtime.epoch import EpochInput, Reached
+from dagster_flinkpy.runtime.epoch import EpochInput, Reached, Stop
 from dagster_flinkpy.runtime.exchange.input_gate import InputGate
 from dagster_flinkpy.runtime.exchange.result_partition import PipelinedSubpartition, ResultPartition
 from dagster_flinkpy.runtime.master.deployments.watermark_alignment import WatermarkCoordinator
@@ -39,7 +39,7 @@ from dagster_flinkpy.runtime.slot.pipelined_task import PipelinedTask
 from tests.examples import examples
 from tests.runtime.harness import HarnessAttempt, collect_graph, make_job
 from tests.runtime.master.test_open_epochs import PAIR, Numbers, Run, World
-from tests.runtime.master.test_stops_amid_splits import Input, Ranges, Sum
+from tests.runtime.master.test_stops_amid_splits import Input, Ranges, Sum, _Ranges
 from tests.waiting import LIMIT, until
 
 DRIFT, BATCH = 20, 10
@@ -204,6 +204,32 @@ def test_a_source_that_is_ahead_waits_while_the_other_one_reads(
     assert sorted(number for number, _ in run.rows) == [*range(1000), *range(10_000, 11_000)]
 
 
+class InTurns(_Ranges):
+    """Gives each subtask what another one has begun."""
+
+    looks = 0
+
+    def plan_epoch(self, parallelism: int) -> list[list[SourceSplit]]:
+        self.looks += 1
+        shares = super().plan_epoch(parallelism)
+        return [shares[(i + self.looks) % parallelism] for i in range(parallelism)]
+
+
+def test_a_checkpoint_names_once_what_several_subtasks_have_read_one_after_the_other(
+    tmp_path: Path, coordinators: list[WatermarkCoordinator], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ahead, behind, world = Input([1000]), World(), World()
+    monkeypatch.setattr(Ranges, "create_enumerator", lambda source, restored: InTurns(source._there, restored))
+    graph = program(world, Ranges(ahead), Numbers(behind), parallelism=2)
+    with Run(world, tmp_path, graph=graph) as run, ending(behind):
+        behind.records += [10_000, 10_000]
+        await_limit(coordinators, -1 + DRIFT)
+        await_looks(behind, behind.looks + 5)
+        run.ask(RequestKind.CHECKPOINT)
+    assert run.error is None
+    assert sorted(number for number, _ in run.rows) == [*range(1000), 10_000, 10_000]
+
+
 def test_a_source_waits_in_no_part_without_input_for_it(
     tmp_path: Path, coordinators: list[WatermarkCoordinator]
 ) -> None:
@@ -317,11 +343,11 @@ def test_splits_that_are_read_side_by_side_wait_for_each_other(tmp_path: Path) -
     assert sorted(number for number, _ in run.rows) == list(range(700))
 
 
-def test_a_split_that_waits_unread_holds_event_time_back(tmp_path: Path) -> None:
-    graph = program(World(), FromZero(Input([40, 40]), side_by_side=True))
-    rows = list[WireRow]()
+def side_by_side(folder: Path) -> tuple[PipelinedTask, list[WireRow]]:
+    """Returns a task that reads two splits, of 40 records from time 0 on each, and what it sends."""
+    graph, rows = program(World(), FromZero(Input([40, 40]), side_by_side=True)), list[WireRow]()
     task = PipelinedTask(
-        make_job(graph, tmp_path, inputs={}),
+        make_job(graph, folder, inputs={}),
         0,
         graph.stage_vertices(0),
         0,
@@ -331,20 +357,42 @@ def test_a_split_that_waits_unread_holds_event_time_back(tmp_path: Path) -> None
         on_error=lambda error, task: None,
     )
     task.open()
-    for read, limit in ((10, MAX_WATERMARK), (10, 0)):  # first a batch of the first split, then nothing
-        splits = SourceSplit("0:", {"end": 40}, read if limit == 0 else 0), SourceSplit("1:", {"end": 80}, 40)
-        task.set_limits({"numbers": limit})
-        task.begin(EpochInput(1, {("numbers", 0): splits}, open=True, timed=True, watermarks={"numbers": 5}))
-        if limit:
-            task.step()
-        task.stop_reading(stops=True)
-        while task.is_available:
-            task.step()
-    asked = [json.loads(row.payload.to_pybytes()) for row in rows if row.kind is Kind.OPERATOR_EVENT]
-    stops = [each for each in asked if "stops" in each]
-    begun = [sorted(each["stops"]["numbers"][1]) for each in stops]
-    assert begun == [[[0, 10, 10], [1, 0, 40]], [[0, 0, 10], [1, 0, 40]]]
-    assert [each["watermarks"]["numbers"] for each in stops] == [5, 5], "the other split is at its beginning"
+    return task, rows
+
+
+def part(read: int, **more: Any) -> EpochInput:
+    """Returns a part with both splits. Of the first one, so many records were read before, of the second one none."""
+    splits = SourceSplit("0:", {"end": 40}, read), SourceSplit("1:", {"end": 80}, 40)
+    return EpochInput(1, {("numbers", 0): splits}, open=True, timed=True, watermarks={"numbers": 5}, **more)
+
+
+def asked_with(task: PipelinedTask, rows: list[WireRow]) -> dict[str, Any]:
+    """Reads on, and returns what the task says when it asks for the next part."""
+    while task.is_available:
+        task.step()
+    told = [json.loads(row.payload.to_pybytes()) for row in rows if row.kind is Kind.OPERATOR_EVENT]
+    asked: dict[str, Any] = [each for each in told if "stops" in each][-1]
+    return asked
+
+
+def test_a_split_that_waits_unread_holds_event_time_back(tmp_path: Path) -> None:
+    task, rows = side_by_side(tmp_path)
+    task.begin(part(0))
+    task.step()
+    task.stop_reading(stops=True)  # behind a batch of the first split
+    asked = asked_with(task, rows)
+    assert (asked["watermarks"], sorted(asked["stops"]["numbers"][1])) == ({"numbers": 5}, [[0, 10, 10], [1, 0, 40]])
+    task.set_limits({"numbers": 0})
+    task.begin(part(10))
+    task.stop_reading(stops=True)  # while it waits for others
+    asked = asked_with(task, rows)
+    assert (asked["watermarks"], sorted(asked["stops"]["numbers"][1])) == ({"numbers": 5}, [[0, 0, 10], [1, 0, 40]])
+
+
+def test_a_split_that_waits_unread_holds_event_time_back_in_another_try(tmp_path: Path) -> None:
+    task, rows = side_by_side(tmp_path)
+    task.begin(part(0, again=True, stops={("numbers", 0): Stop(2, ((0, 10, 10), (1, 0, 40)))}))
+    assert asked_with(task, rows)["watermarks"] == {"numbers": 5}
 
 
 class Reader(SourceReader):
