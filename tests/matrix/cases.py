@@ -88,7 +88,7 @@ def any_order(draw: st.DrawFn) -> tuple[Program, Settings]:
     program = Program(tuple(inputs), draw(st.sampled_from(Path_)), draw(_some(legs)), spoils=draw(st.booleans()))
     order = st.none() | st.integers(0, 999)
     common = {"order": order, "savepoints": _savepoints, "live": st.booleans(), "sources": st.sampled_from(Sources)}
-    common |= {"slow": st.booleans(), "running": st.booleans()}
+    common |= {"slow": st.booleans(), "running": st.booleans(), "drift": st.none() | st.integers(0, _EPOCH)}
     settings = draw(
         _settings(unaligned=st.just(True), lags=st.booleans(), rescale=_rescale, **common)
         | _settings(at_least_once=st.booleans(), rescale=_rescale, **common)

@@ -244,8 +244,8 @@ class _Stopped(Source):
     resumes_splits = counts_records = True
     discovery_interval = timedelta(milliseconds=1)
 
-    def __init__(self, scheduled: _Scheduled) -> None:
-        self._scheduled = scheduled
+    def __init__(self, scheduled: _Scheduled, *, side_by_side: bool) -> None:
+        self._scheduled, self.splits_side_by_side = scheduled, side_by_side
 
     @property
     def produced_type(self) -> Any:
@@ -362,10 +362,12 @@ class _Reader(flink.SourceReader):
         return self._splits
 
 
-def build(program: Program, parallelism: int, folder: Path, sources: Sources = Sources.PLANNED) -> JobGraph:
+def build(
+    program: Program, parallelism: int, folder: Path, sources: Sources = Sources.PLANNED, drift: int | None = None
+) -> JobGraph:
     """Builds the job graph of a program. Each leg writes to a :class:`FolderSink` of its name in the folder."""
     env = environment(parallelism)
-    streams = [_stream(env, program, i, sources) for i in range(len(program.inputs))]
+    streams = [_stream(env, program, i, sources, drift) for i in range(len(program.inputs))]
     united = streams[0].union(*streams[1:]) if len(streams) > 1 else streams[0]
     for leg in program.legs:
         sink = _Sink(folder / leg.name)
@@ -374,9 +376,11 @@ def build(program: Program, parallelism: int, folder: Path, sources: Sources = S
     return env.get_job_graph()
 
 
-def _strategy(idleness: bool) -> WatermarkStrategy:
+def _strategy(idleness: bool, drift: int | None = None) -> WatermarkStrategy:
     strategy = WatermarkStrategy.for_bounded_out_of_orderness(Duration.of_millis(BOUND))
     strategy = strategy.with_timestamp_assigner("time")
+    if drift is not None:
+        strategy = strategy.with_watermark_alignment("all", Duration.of_millis(drift), Duration.of_millis(1))
     return strategy.with_idleness(Duration.of_seconds(1)) if idleness else strategy
 
 
@@ -389,11 +393,13 @@ def _source(program: Program, index: int, sources: Sources) -> Source | flink.So
             [each for epoch in epochs for records in epoch for each in records], EVENT, batch_size=2
         )
     scheduled = _Scheduled(epochs, program.ends)
-    return scheduled if sources is Sources.PLANNED else _Stopped(scheduled)
+    return scheduled if sources is Sources.PLANNED else _Stopped(scheduled, side_by_side=index == 1)
 
 
-def _stream(env: StreamExecutionEnvironment, program: Program, index: int, sources: Sources) -> DataStream:
-    uid, strategy = f"source-{index}", _strategy(program.inputs[index].idleness)
+def _stream(
+    env: StreamExecutionEnvironment, program: Program, index: int, sources: Sources, drift: int | None
+) -> DataStream:
+    uid, strategy = f"source-{index}", _strategy(program.inputs[index].idleness, drift)
     stream = env.from_source(_source(program, index, sources), strategy, uid).uid(uid)
     if program.path is Path_.MAP:
         stream = stream.map(Pass(program.spoils), EVENT).uid(f"map-{index}")

@@ -80,6 +80,8 @@ class Settings:
     """How many slots of tasks that live share a process."""
     sources: Sources = Sources.PLANNED
     """How sources give out records. If not `PLANNED`, the input ends, and epochs of tasks that live can be open."""
+    drift: int | None = None
+    """How far a source may be ahead of others in event time, in milliseconds. Default: as far as it gets."""
     slow: bool = False
     """Whether functions of tasks that live are slow: a barrier may come behind each record of a batch."""
     raises: frozenset[int] = frozenset()
@@ -189,7 +191,7 @@ def run(program: Program, settings: Settings, folder: Path) -> Outcome:
         settings: How to run it.
         folder: An empty folder for all files.
     """
-    graph = build(program, settings.parallelism, folder / "sinks", settings.sources)
+    graph = build(program, settings.parallelism, folder / "sinks", settings.sources, settings.drift)
     slow = (
         mock.patch.object(shuffle_batch.Pace, "process", _one_by_one)
         if settings.slow and settings.live
