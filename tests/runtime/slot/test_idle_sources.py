@@ -38,7 +38,9 @@ class EventTime(ProcessFunction):
         yield value, ctx.timer_service().current_watermark()
 
 
-def times(folder: Path, strategy: WatermarkStrategy, clock: ManualClock) -> tuple[JobGraph, PipelinedTask, list[WireRow]]:
+def times(
+    folder: Path, strategy: WatermarkStrategy, clock: ManualClock
+) -> tuple[JobGraph, PipelinedTask, list[WireRow]]:
     """Returns a task with two sources, `busy` and `silent`, which time out after 10 ms, and what it sends."""
     env = StreamExecutionEnvironment.get_execution_environment().set_parallelism(1)
     strategy = strategy.with_idleness(Duration.of_millis(10))
