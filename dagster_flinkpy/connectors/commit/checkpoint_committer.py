@@ -166,6 +166,13 @@ class CheckpointCommitter(Committer):
     def is_record_with_rows(self) -> bool:
         return self.last_committed() is not None  # without it, the target may have forgotten it
 
+    def check_committed(self, latest: int) -> None:
+        """Checks that nothing of a checkpoint after the latest complete one is visible, because it comes again.
+
+        Raises:
+            CommitRefusedError: Somebody has committed it.
+        """
+
     def lingering(self, keep: Sequence[CommitRequest]) -> int:
         return self._staged.lingering(keep)
 

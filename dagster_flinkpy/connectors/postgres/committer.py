@@ -384,6 +384,24 @@ class PreparedTransactionCommitter(_PostgresCommitter):
             )
         super()._check(connection)
 
+    def check_committed(self, latest: int) -> None:
+        with self._reaching(), self._session.connect() as connection:
+            if not self._session.exists(connection, self._session.ledger):
+                return
+            early = sql.SQL("FROM {} WHERE starts_with(digest, {}) AND checkpoint > {}").format(
+                self._session.ledger, sql.Literal(self._session.gid_prefix), sql.Literal(latest)
+            )
+            rows, gid = row_of(connection, sql.SQL("SELECT sum(rows), min(digest) ") + early)
+            if gid is None:
+                return
+            table, entries = self._session.target.as_string(connection), early.as_string(connection)
+            raise CommitRefusedError(
+                f"somebody has committed what sink {self._context.uid!r} had prepared, such as {gid!r}: {rows} rows of "
+                f"table {self._sink.uri()} are of a checkpoint that did not become complete, and would be written "
+                f"again. Delete them, and run again: BEGIN; DELETE FROM {table} WHERE xmin IN (SELECT xmin {entries}); "
+                f"DELETE {entries}; COMMIT"
+            )
+
     def _put(self, checkpoint: StagedCheckpoint) -> bool:
         """Commits one transaction after the other, and says of each what became of it."""
         requests = checkpoint.requests

@@ -12,6 +12,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from dagster_flinkpy.checkpoint.store import CompletedCheckpointStore
 from dagster_flinkpy.connectors import PostgresSink
 from dagster_flinkpy.connectors.postgres.committer import LedgerCommitter, PreparedTransactionCommitter
 from dagster_flinkpy.connectors.postgres.session import Session
@@ -132,6 +133,27 @@ def test_every_record_is_in_the_table_once_wherever_the_job_dies(
     assert database.rows("key, time, value") == sorted(expected)
     sink.create_committer(CommitterInitContext("job", "sink", 2**62, EVENT)).abort_lingering([])
     assert (database.prepared(), database.staged()) == (0, 0)
+    database.sql("DROP SCHEMA {} CASCADE")
+
+
+def test_a_prepared_transaction_that_somebody_committed_too_early_is_refused(postgres: str, tmp_path: Path) -> None:
+    """Its checkpoint did not become complete, so its rows would be written again."""
+    database = Database(postgres, tmp_path / "staging")
+    database.create("key text, time bigint, value bigint")
+    sink = database.sink(prepare_transactions=True)
+    env = environment(1)
+    events(env, RECORDS, per_epoch=3).rebalance().sink_to(sink).uid("sink")
+    died = dying((CompletedCheckpointStore, "complete"), "before", [2])
+    with pytest.raises(Crash), died, HarnessAttempt(env.get_job_graph(), tmp_path / "job") as attempt:
+        attempt.run_epoch()
+        attempt.run_epoch()
+    for (gid,) in database.sql("SELECT gid FROM pg_prepared_xacts"):
+        database.sql(f"COMMIT PREPARED '{gid}'")
+    with pytest.raises(CommitRefusedError, match="did not become complete, and would be written again") as caught:
+        run(sink, tmp_path, 1)
+    database.sql(str(caught.value).partition("run again: ")[2])
+    run(sink, tmp_path, 1)
+    assert database.rows("key, time, value") == sorted(RECORDS)
     database.sql("DROP SCHEMA {} CASCADE")
 
 

@@ -9,6 +9,7 @@ from urllib.parse import urlsplit
 
 from dagster_flinkpy.checkpoint.metadata import CheckpointMetadata
 from dagster_flinkpy.checkpoint.recomputation import REPLACES, TO_REPLACE, Recomputation, ReplacedRows
+from dagster_flinkpy.connectors.commit.checkpoint_committer import CheckpointCommitter
 from dagster_flinkpy.connectors.commit.staged_files import StagedFileCommitter
 from dagster_flinkpy.datastream.connectors.base import (
     CommitRequest,
@@ -310,6 +311,8 @@ class Committers:
         for uid, committer in self._committers.items():
             kept = _requests(latest, uid) if latest else []
             what = f"aborting the open transactions of sink {uid!r}"
+            if latest is not None and isinstance(committer, CheckpointCommitter):
+                self._run(uid, what, committer.check_committed, latest.checkpoint_id)
             aborted += self._run(uid, what, committer.abort_lingering, kept)
         return aborted
 
