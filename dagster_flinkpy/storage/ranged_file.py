@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+from collections.abc import Callable
 from typing import Any
 
 from dagster_flinkpy.storage import ObjectStore
@@ -17,10 +18,11 @@ class RangedFile(io.RawIOBase):
         store: Store of the object.
         key: Key of the object.
         size: Size of the object in bytes.
+        check: Is called when a range was fetched, before it is used.
     """
 
-    def __init__(self, store: ObjectStore, key: str, size: int) -> None:
-        self._store, self._key, self._size, self._position = store, key, size, 0
+    def __init__(self, store: ObjectStore, key: str, size: int, check: Callable[[], object] = lambda: None) -> None:
+        self._store, self._key, self._size, self._check, self._position = store, key, size, check, 0
 
     def readable(self) -> bool:
         return True
@@ -40,6 +42,7 @@ class RangedFile(io.RawIOBase):
         left = max(self._size - self._position, 0)
         count = left if size is None or size < 0 else min(size, left)
         data = self._store.get_range(self._key, self._position, count) if count else b""
+        self._check()
         self._position += len(data)
         return data
 

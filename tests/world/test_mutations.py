@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from dagster_flinkpy.connectors.delta.table import DeltaTarget
+from dagster_flinkpy.connectors.files.text_content import TextFile
 from dagster_flinkpy.connectors.iceberg.table import IcebergTarget
 from dagster_flinkpy.connectors.postgres.session import Session
 from dagster_flinkpy.connectors.sources.known_files import KnownFiles
@@ -29,10 +30,9 @@ def _forgets(known: KnownFiles, files: Any) -> None:
     known._gone.clear()
 
 
-SOURCE_FILES = "dagster_flinkpy.connectors.sources.known_files._check_unchanged"
 MUTATIONS = {
     "files that were changed after planning are read": (
-        (SOURCE_FILES,),
+        (TextFile, "check"),
         "TextFolder",
         "overwrites the newest file with one of its size",
         "after planning",

@@ -20,7 +20,7 @@ from dagster_flinkpy.connectors.commit.table_sink import checked_location
 from dagster_flinkpy.connectors.files.partition_runs import PartitionRuns
 from dagster_flinkpy.connectors.sources.declared_source import RowSource, names_of_partition
 from dagster_flinkpy.connectors.sources.input_files import input_files, reading
-from dagster_flinkpy.connectors.sources.known_files import KnownFiles, some_of, unchanged, version_of
+from dagster_flinkpy.connectors.sources.known_files import KnownFiles, check_unchanged, some_of, version_of
 from dagster_flinkpy.connectors.sources.open_splits import SPLITS_PER_SUBTASK, OpenSplits, RowMeter
 from dagster_flinkpy.connectors.sources.parquet_rows import open_parquet, rows_from
 from dagster_flinkpy.connectors.sources.split_enumerators import OpenEnumerator
@@ -211,10 +211,7 @@ class ParquetSource(RowSource, PartitionedSource):
 
     def read(self, split: SourceSplit) -> Iterator[tuple[pa.Array, int]]:
         store, key = self.location.open(), _file_of(split)
-        with (
-            reading(f"{store.url}/{key}"),
-            unchanged(store, key, split.properties["size"], split.properties["version"]),
-        ):
+        with reading(f"{store.url}/{key}"):
             yield from self.resumed(split, self._rows)
 
     def _rows(self, split: SourceSplit) -> Iterator[tuple[pa.Array, int]]:
@@ -223,7 +220,9 @@ class ParquetSource(RowSource, PartitionedSource):
 
         store, key, row_type, offset = self.location.open(), _file_of(split), self.produced_type, split.offset
         size, version = split.properties["size"], split.properties["version"]
-        with open_parquet(store, key, size, _footer(self.location, key, size, version)) as file:
+        check = partial(check_unchanged, store, key, size, version)
+        check()
+        with open_parquet(store, key, size, _footer(self.location, key, size, version), check) as file:
             self._check_columns(file.schema_arrow, row_type)
             groups = range(*split.properties.get("row_groups", (0, file.num_row_groups)))
             rows_there = sum(file.metadata.row_group(group).num_rows for group in groups)
@@ -436,7 +435,8 @@ def _measure(source: ParquetSource, split: SourceSplit) -> tuple[int, int]:
 @lru_cache(maxsize=64)
 def _footer(location: StorageLocation, key: str, size: int, version: str) -> pq.FileMetaData:
     """Reads the footer of a file: once in a process, for all splits of the file."""
-    with open_parquet(location.open(), key, size) as file:
+    store = location.open()
+    with open_parquet(store, key, size, check=partial(check_unchanged, store, key, size, version)) as file:
         return file.metadata
 
 

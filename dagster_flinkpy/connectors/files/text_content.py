@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 import pyarrow as pa
 
+from dagster_flinkpy.connectors.sources.known_files import check_unchanged
 from dagster_flinkpy.datastream.connectors.file_system import FileSource, StreamFormat
 from dagster_flinkpy.datastream.formats.csv import CsvReaderFormat
 from dagster_flinkpy.errors import SourceReadError
@@ -42,6 +43,11 @@ class TextFile:
     size: int
     """In bytes, as it is stored."""
     format: StreamFormat
+    version: str | None = None
+
+    def check(self) -> None:
+        """Checks that it is as it was planned."""
+        check_unchanged(self.store, self.key, self.size, self.version)
 
     def check_name(self) -> None:
         """Checks that the file is not packed in a way that is not read: its bytes could be taken for text.
@@ -164,12 +170,15 @@ class TextFile:
         length = min(_FETCH_BYTES, self.size - position)
         if stop is not None:
             length = min(length, max(stop - position, 0) + _TAIL_BYTES)
-        return self.store.get_range(self.key, position, length) if length > 0 else b""
+        data = self.store.get_range(self.key, position, length) if length > 0 else b""
+        self.check()
+        return data
 
     def _unpacked(self) -> Iterator[bytes]:
         charset = self.format.charset_name
         decoder = None if _has_single_bytes(charset) else codecs.getincrementaldecoder(charset)()
-        with pa.PythonFile(io.BufferedReader(RangedFile(self.store, self.key, self.size), _BLOCK_BYTES), "r") as file:
+        stored = RangedFile(self.store, self.key, self.size, self.check)
+        with pa.PythonFile(io.BufferedReader(stored, _FETCH_BYTES), "r") as file:
             stream = file if self._compression is None else pa.input_stream(file, compression=self._compression)
             while data := stream.read(_BLOCK_BYTES):
                 yield data if decoder is None else decoder.decode(data).encode()

@@ -22,7 +22,6 @@ from dagster_flinkpy.connectors.columns.record_formats import wrong_member
 from dagster_flinkpy.connectors.columns.text_values import as_text, check_finite, from_text
 from dagster_flinkpy.connectors.files.text_content import TextFile, ends_of_records, location_of
 from dagster_flinkpy.connectors.sources.input_files import reading
-from dagster_flinkpy.connectors.sources.known_files import unchanged
 from dagster_flinkpy.datastream.connectors.base import SourceSplit
 from dagster_flinkpy.datastream.connectors.file_system import FileSource
 from dagster_flinkpy.datastream.formats.csv import CsvReaderFormat
@@ -51,9 +50,10 @@ def read_text(source: FileSource, split: SourceSplit) -> Iterator[tuple[pa.Array
     """Reads the records of a split, from its offset up to its stop. Errors name the file and, if known, the line."""
     properties = split.properties
     store, key, size = location_of(source, properties["root"]).open(), properties["key"], properties["size"]
-    file = TextFile(store, key, size, source.stream_format)
+    file = TextFile(store, key, size, source.stream_format, properties.get("version"))
     stop = properties.get("stop", properties.get("end"))
-    with reading(f"{properties['root']}/{key}"), unchanged(store, key, size, properties.get("version")):
+    with reading(f"{properties['root']}/{key}"):
+        file.check()
         skipped = properties.get("lines", 0) if split.offset == 0 else 0
         for rows, end in _batches(file, split.offset, stop):
             if skipped < len(rows):

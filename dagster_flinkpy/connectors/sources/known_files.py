@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import base64
 import hashlib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Mapping, Sequence
 
 from dagster_flinkpy.datastream.connectors.base import Json, position_field
 from dagster_flinkpy.errors import InputChangedError
 from dagster_flinkpy.storage import ObjectInfo, ObjectStore
 
-__all__ = ["KnownFiles", "hashed", "packed", "some_of", "unchanged", "unpacked", "version_of"]
+__all__ = ["KnownFiles", "check_unchanged", "hashed", "packed", "some_of", "unpacked", "version_of"]
 
 _HASH_BYTES = 8
 _MOST_GONE = 10_000
@@ -97,18 +96,12 @@ def version_of(info: ObjectInfo) -> str:
     return info.etag or info.last_modified.isoformat()
 
 
-@contextmanager
-def unchanged(store: ObjectStore, key: str, size: int, version: str | None) -> Iterator[None]:
-    """Checks, before and after, that a file is as it was planned with a size and, if that was kept, a version.
+def check_unchanged(store: ObjectStore, key: str, size: int, version: str | None) -> None:
+    """Checks that a file is as it was planned with a size and, if that was kept, a version.
 
-    It is read in parts: some of them could be of another file that has taken its place.
+    A file is read in parts, perhaps over several epochs. Checked after each of them, none is of another file that has
+    taken its place.
     """
-    _check_unchanged(store, key, size, version)
-    yield
-    _check_unchanged(store, key, size, version)
-
-
-def _check_unchanged(store: ObjectStore, key: str, size: int, version: str | None) -> None:
     now = store.find(key)
     if now is None:
         raise InputChangedError("it was deleted after it was planned")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from datetime import date
 from typing import TYPE_CHECKING
 
@@ -20,11 +20,20 @@ _OLD_CALENDAR = (b"org.apache.spark.legacyDateTime", b"org.apache.spark.legacyIN
 """Spark writes them into files whose times it has counted as Java's old calendar does (``rebaseMode`` ``LEGACY``)."""
 
 
-def open_parquet(store: ObjectStore, key: str, size: int, footer: pq.FileMetaData | None = None) -> pq.ParquetFile:
-    """Opens a file. INT96 is read as Spark does it: nanoseconds would overflow in years that are far away."""
+def open_parquet(
+    store: ObjectStore,
+    key: str,
+    size: int,
+    footer: pq.FileMetaData | None = None,
+    check: Callable[[], object] = lambda: None,
+) -> pq.ParquetFile:
+    """Opens a file. INT96 is read as Spark does it: nanoseconds would overflow in years that are far away.
+
+    ``check`` is called after each range that is read of it.
+    """
     import pyarrow.parquet as pq
 
-    file = RangedFile(store, key, size)
+    file = RangedFile(store, key, size, check)
     return pq.ParquetFile(file, metadata=footer, pre_buffer=True, coerce_int96_timestamp_unit="us")
 
 

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import gzip
+import random
 from collections.abc import Callable
 from dataclasses import replace
 from datetime import datetime, timezone, tzinfo
@@ -10,7 +12,7 @@ import pytest
 
 from dagster_flinkpy.common import Duration, Encoder, Types
 from dagster_flinkpy.connectors.commit.staged_files import file_name, partition_folder
-from dagster_flinkpy.connectors.files import file_sink
+from dagster_flinkpy.connectors.files import file_sink, text_content
 from dagster_flinkpy.datastream.connectors.base import CommitRequest, Committer, CommitterInitContext, WriterInitContext
 from dagster_flinkpy.datastream.connectors.file_system import (
     BucketAssigner,
@@ -162,6 +164,28 @@ def test_a_file_that_changes_before_it_is_read_is_an_error(tmp_path: Path) -> No
     write(tmp_path, a="1\n2\n")
     with pytest.raises(SourceReadError, match=r"/a: it was changed after it was planned"):
         list(source.read(split))
+
+
+@pytest.mark.parametrize("name", ["a", "a.gz"])
+def test_no_line_is_of_a_file_that_takes_the_place_of_one_that_is_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    """It was noticed at the end of the file only, after checkpoints with lines of the other one."""
+    for size in ("_FETCH_BYTES", "_BLOCK_BYTES"):
+        monkeypatch.setattr(text_content, size, 1000)
+    pack = gzip.compress if name == "a.gz" else bytes
+    lines = [f"{random.Random(n).getrandbits(64):020}" for n in range(20_000)]
+    (tmp_path / name).write_bytes(pack("".join(f"{line}\n" for line in lines).encode()))
+    source = monitor(tmp_path)
+    ((split,),) = source.create_enumerator(None).plan_epoch(1)
+    rows = source.read(split)
+    found = next(rows)[0].to_pylist()
+    (tmp_path / name).write_bytes((tmp_path / name).read_bytes())
+    with pytest.raises(SourceReadError, match="it was changed after it was planned"):
+        for column, _ in rows:
+            found += column.to_pylist()
+    assert 0 < len(found) < len(lines) / 2
+    assert found == lines[: len(found)]
 
 
 @pytest.mark.parametrize("name", ["missing", "empty"])

@@ -227,7 +227,7 @@ def test_a_file_that_another_one_replaces_while_it_is_read_is_named(tmp_path):
     (tmp_path / ".new").rename(path)
     assert path.stat().st_size == size
     with pytest.raises(SourceReadError, match=r"1\.parquet.*changed after it was planned"):
-        list(rows)
+        next(rows)  # not only at the end: a checkpoint may come before
 
 
 def test_a_file_with_a_name_before_the_last_one_read_is_refused(tmp_path):
@@ -435,7 +435,7 @@ def test_a_footer_is_read_once(tmp_path, small_splits, monkeypatch):
     write(tmp_path, "1.parquet", range(40))
     footers = []
     opened = parquet_source.open_parquet
-    monkeypatch.setattr(parquet_source, "open_parquet", lambda *a: footers.append(len(a) < 4) or opened(*a))
+    monkeypatch.setattr(parquet_source, "open_parquet", lambda *a, **b: footers.append(len(a) < 4) or opened(*a, **b))
     source = ParquetSource(str(tmp_path), row_type=ROW)
     plan = source.create_enumerator(None).plan_epoch(2)
     assert [n for split in chain(*plan) for n in numbers(source, split)] == [
