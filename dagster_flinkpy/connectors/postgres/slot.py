@@ -195,6 +195,10 @@ class ReplicationSlot:
         self.publication = Publication(source, connection, self.table_name)
         self.drop = f"SELECT pg_drop_replication_slot('{source.slot}')"
         """The statement that drops the slot, for messages."""
+        self._end_user = (
+            f"SELECT pg_terminate_backend(active_pid) FROM pg_replication_slots WHERE slot_name = '{source.slot}'"
+        )
+        """The statement that ends the connection that uses the slot, for messages."""
         self._anew = (
             "start from empty state (start_empty: true) with snapshot=True, which reads the rows that the table has "
             "then, and their changes. What sinks have written stays, so clear it first"
@@ -303,7 +307,13 @@ class ReplicationSlot:
                 "that are only prepared, and may be rolled back. Choose another name, or drop it, so that the job "
                 f"creates it: {self.drop}"
             )
-        if status == "lost" or confirmed is None:
+        if confirmed is None and status != "lost":
+            raise SourceReadError(
+                f"replication slot {self._source.slot!r} is still being created, maybe for an attempt that has died: "
+                "that waits for the transactions in flight, also prepared ones (pg_prepared_xacts). Run again when "
+                f"they have ended, or end it: {self._end_user}"
+            )
+        if confirmed is None or status == "lost":
             raise InputChangedError(
                 f"replication slot {self._source.slot!r} has lost WAL that was not read, so changes are missing: the "
                 "server gives up slots that are behind max_slot_wal_keep_size, or unused for longer than "
@@ -373,8 +383,7 @@ class ReplicationSlot:
             error, slot = last.outcome.exception(), self._source.slot
             raise SourceReadError(
                 f"replication slot {slot!r} is in use ({str(error).strip()}): each job needs a slot of its own. If a "
-                "former attempt hangs, end its connection: SELECT pg_terminate_backend(active_pid) FROM "
-                f"pg_replication_slots WHERE slot_name = '{slot}'"
+                f"former attempt hangs, end its connection: {self._end_user}"
             ) from error
 
         return tenacity.Retrying(

@@ -20,6 +20,7 @@ from dagster_flinkpy.datastream import MapFunction, StreamExecutionEnvironment
 from dagster_flinkpy.datastream.connectors.base import SourceLag, SourceSplit, SplitEnumerator, SplitEnumeratorContext
 from dagster_flinkpy.errors import ConfigurationError, RestoreError, SourceReadError
 from dagster_flinkpy.testing import run_local
+from tests import waiting
 from tests.connectors.postgres.sinks import Database
 from tests.runtime.harness import collect_graph
 from tests.runtime.master.test_open_epochs import Run, World
@@ -496,6 +497,24 @@ def test_a_slot_of_another_plugin_is_refused(database: Changes, monkeypatch: pyt
     monkeypatch.setattr(postgres_slot, "_SLOT", postgres_slot._SLOT.replace("plugin", "'wal2json'", 1))
     with pytest.raises(ConfigurationError, match="is of plugin wal2json"):
         started(source)
+
+
+def test_a_slot_that_is_still_being_created_is_not_lost(database: Changes) -> None:
+    """An attempt that dies while it waits for a transaction in flight leaves a connection that creates the slot."""
+    database.create()
+    source, there = database.source(), "SELECT 1 FROM pg_replication_slots WHERE slot_name = '{}'"
+    with psycopg.connect(database.conninfo) as running:
+        running.execute("SELECT pg_current_xact_id()")
+        dead = psycopg.connect(database.conninfo)
+        create = f"SELECT pg_create_logical_replication_slot('{database.schema}', 'pgoutput')"
+        dead.pgconn.send_query(create.encode())
+        waiting.until(lambda: bool(database.sql(there)), "the slot is there")
+        dead.close()
+        with pytest.raises(SourceReadError, match="is still being created") as caught:
+            started(source)
+        database.sql("SELECT" + str(caught.value).rpartition(": SELECT")[2])
+        waiting.until(lambda: not database.sql(there), "the slot is gone")
+    started(source)
 
 
 def test_a_slot_that_sends_prepared_transactions_is_refused(database: Changes) -> None:
