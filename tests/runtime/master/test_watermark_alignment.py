@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 from dagster_flinkpy.checkpoint.requests import RequestKind
 from dagster_flinkpy.common import Duration, TimestampAssigner, Types, WatermarkStrategy
 from dagster_flinkpy.common.exchange_options import ExchangeMode
-from dagster_flinkpy.common.watermark_strategy import MAX_WATERMARK
+from dagster_flinkpy.common.watermark_strategy import MAX_WATERMARK, MIN_WATERMARK
 from dagster_flinkpy.datastream import StreamExecutionEnvironment
 from dagster_flinkpy.datastream.connectors import source
 from dagster_flinkpy.datastream.connectors.base import Source, SourceSplit
@@ -171,6 +171,9 @@ def test_limits_follow_the_source_that_is_least_far() -> None:
     coordinator = WatermarkCoordinator(program(world, Numbers(world), Numbers(world), parallelism=2))
     known = {uid: list(subtasks) for uid, subtasks in coordinator._subtasks.items()}
     assert coordinator.hear(0, {"numbers": (500, True, False)}) is False, "of the other source nothing is known"
+    assert coordinator.hear(1, {"others1": (MIN_WATERMARK, True, False)}) is True, "it has just begun"
+    assert coordinator.hear(1, {"others1": (None, False, False)}) is True
+    assert coordinator.limits == {}, "what it has read had no timestamps"
     assert coordinator.hear(1, {"others1": (100, True, False)}) is True
     assert coordinator.limits == {"numbers": 100 + DRIFT, "others1": 100 + DRIFT}
     coordinator.hear(0, {"numbers": (500, True, True)})

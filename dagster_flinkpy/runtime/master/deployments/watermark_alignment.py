@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from dagster_flinkpy.common.watermark_strategy import MAX_WATERMARK, WatermarkAlignment
+from dagster_flinkpy.common.watermark_strategy import MAX_WATERMARK, MIN_WATERMARK, WatermarkAlignment
 from dagster_flinkpy.datastream.operator_specs import SourceSpec
 from dagster_flinkpy.datastream.program.job_graph import JobGraph
 from dagster_flinkpy.runtime.epoch import Reached
@@ -38,7 +38,7 @@ class WatermarkCoordinator:
             level = min((time for time in counted if time is not None), default=self._reached.get(uid))
             if level is not None:
                 levels.setdefault(params.group, {})[uid] = level
-            if level is not None and level < MAX_WATERMARK:
+            if level is not None and MIN_WATERMARK < level < MAX_WATERMARK:  # its records may have no timestamps
                 self._reached[uid] = level
         before, self.limits = self.limits, {}
         for uid, params in self._params.items():
