@@ -142,7 +142,8 @@ class SimulatedAttempt(JobAttempt):
         graph = program(width, scenario.regions)
         if scenario.live:
             config = replace(config, exchange=exchange_options(world))
-            graph = live_program(width, scenario.regions, scenario.source, one_reader=scenario.one_reader)
+            shape = {"one_reader": scenario.one_reader, "aligned": scenario.aligned}
+            graph = live_program(width, scenario.regions, scenario.source, **shape)
         self._world = world
         self._name = name
         self._live = scenario.live

@@ -19,8 +19,9 @@ import pyarrow as pa
 
 from dagster_flinkpy.checkpoint.metadata import CheckpointMetadata
 from dagster_flinkpy.common.clock import Clock
+from dagster_flinkpy.common.time import Duration
 from dagster_flinkpy.common.typeinfo import TypeInformation, Types
-from dagster_flinkpy.common.watermark_strategy import WatermarkStrategy
+from dagster_flinkpy.common.watermark_strategy import TimestampAssigner, WatermarkStrategy
 from dagster_flinkpy.connectors.commit.staged_files import StagedUpload, file_name, partition_folder
 from dagster_flinkpy.datastream import KeyedCoProcessFunction, RuntimeContext, StreamExecutionEnvironment
 from dagster_flinkpy.datastream.connectors.base import (
@@ -61,6 +62,11 @@ class _CountBoth(KeyedCoProcessFunction):
     process_element2 = process_element1
 
 
+class _Number(TimestampAssigner):
+    def extract_timestamp(self, value: Any, record_timestamp: int) -> int:
+        return int(value)
+
+
 class _LiveFiles(Files):
     def create_writer(self, context: WriterInitContext, type_info: TypeInformation) -> CommittingSinkWriter:
         return _Writer(context, type_info)
@@ -86,12 +92,20 @@ class _Writer(CommittingSinkWriter):
 
 @cache
 def live_program(
-    parallelism: int, regions: int, source: SourceShape = SourceShape.WHOLE, *, one_reader: bool = False
+    parallelism: int,
+    regions: int,
+    source: SourceShape = SourceShape.WHOLE,
+    *,
+    one_reader: bool = False,
+    aligned: bool = False,
 ) -> JobGraph:
     """Returns the program at a parallelism, in one region or in two, with a source of some shape."""
     env = StreamExecutionEnvironment.get_execution_environment().set_parallelism(parallelism)
     env.set_max_parallelism(MAX_PARALLELISM)
-    numbers = env.from_source(live_source(source), WatermarkStrategy.no_watermarks(), "numbers").uid("numbers")
+    in_order = WatermarkStrategy.for_monotonous_timestamps().with_timestamp_assigner(_Number())
+    in_step = in_order.with_watermark_alignment("numbers", Duration.of_millis(4), Duration.of_days(1))
+    strategy = in_step if aligned else WatermarkStrategy.no_watermarks()
+    numbers = env.from_source(live_source(source), strategy, "numbers").uid("numbers")
     if regions > 1:
         numbers = numbers.blocking()
     evens = numbers.filter(lambda n: n % 2 == 0).uid("evens")

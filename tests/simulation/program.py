@@ -134,6 +134,8 @@ class Scenario:
     """Whether only one live task reads the source."""
     source: SourceShape = SourceShape.WHOLE
     """How the source of live tasks gives out its records."""
+    aligned: bool = False
+    """Whether the subtasks of that source wait for each other in event time."""
 
     @staticmethod
     def draw(rng: random.Random, chaos: Chaos) -> Scenario:
@@ -163,7 +165,8 @@ class Scenario:
         source = SourceShape.WHOLE if self.partitioned else SourceShape(rng.choice(chaos.sources or (*SourceShape,)))
         unaligned = regions == 1 and rng.random() < chaos.unaligned
         one_reader = regions == 1 and rng.random() < 0.3
-        changes = {"unaligned": unaligned, "one_reader": one_reader, "source": source}
+        aligned = self.num_retained == 2  # not drawn, so that the known seeds remain what they are
+        changes = {"unaligned": unaligned, "one_reader": one_reader, "source": source, "aligned": aligned}
         return replace(self, live=True, regions=regions, **changes)
 
 
