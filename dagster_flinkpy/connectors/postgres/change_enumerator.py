@@ -156,6 +156,11 @@ class PostgresChangeEnumerator(EndingEnumerator):
         inserted, micros = row_of(
             connection, "SELECT pg_current_wal_insert_lsn() - '0/0', (extract(epoch FROM now()) * 1000000)::bigint"
         )
+        # A crash of the server would take what was committed with synchronous_commit = off, and others get its numbers.
+        with slot.connection.transaction():
+            slot.connection.execute(
+                "SET LOCAL synchronous_commit = local; SELECT pg_logical_emit_message(true, 'flinkpy', '')"
+            )
         # The commits of all transactions that the snapshot sees are before this position.
         self._snapshot = {"visible": visible, "before": int(inserted)}
         return SourceSplit(f"rows of {slot.table_name}", {"snapshot": snapshot, "micros": int(micros)})

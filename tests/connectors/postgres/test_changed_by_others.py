@@ -459,6 +459,20 @@ def test_rows_and_then_their_changes(database: Changes) -> None:
     assert take(source, lost) == []
 
 
+def test_rows_that_a_crash_of_the_server_would_take_are_no_part_of_a_snapshot(database: Changes) -> None:
+    database.create()
+    source = database.source(snapshot=True)
+    enumerator = started(source)
+    with psycopg.connect(database.conninfo, autocommit=True) as connection:
+        connection.execute("SET synchronous_commit = off")
+        connection.execute(f"INSERT INTO {database.schema}.t VALUES (1, 'x')")
+        [(written,)] = connection.execute("SELECT pg_current_wal_insert_lsn()").fetchall()
+        splits = planned(enumerator)
+        assert connection.execute(f"SELECT pg_current_wal_flush_lsn() >= '{written}'").fetchall() == [(True,)]
+    assert read(source, splits) == ["+I 1 x"]
+    enumerator.on_epoch_read(splits)
+
+
 def test_a_bounded_input_has_the_rows_and_the_changes(database: Changes) -> None:
     database.create()
     database.sql("INSERT INTO {}.t VALUES (1, 'a')")
