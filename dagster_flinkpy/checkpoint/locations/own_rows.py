@@ -1,9 +1,9 @@
-"""Finds sinks whose files a source of the same program would read as new input, again and again."""
+"""Finds sources of a program that read what its sinks write, or of which one takes the input of another."""
 
 from __future__ import annotations
 
 import fnmatch
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from itertools import product
 from typing import Any, cast
 
@@ -11,10 +11,12 @@ from dagster_flinkpy.checkpoint.locations.savepoint_target import key_below
 from dagster_flinkpy.connectors.commit.table_sink import TableSink
 from dagster_flinkpy.connectors.files.parquet_source import ParquetSource
 from dagster_flinkpy.connectors.lake.lake_sink import LakeSink
+from dagster_flinkpy.connectors.postgres.change_source import PostgresChangeSource
+from dagster_flinkpy.connectors.postgres.sql_types import table_uri
 from dagster_flinkpy.connectors.sources.input_files import is_hidden
 from dagster_flinkpy.datastream.connectors.file_system import FileSink, FileSource
 from dagster_flinkpy.datastream.operator_specs import SinkSpec, SourceSpec
-from dagster_flinkpy.datastream.program.job_graph import JobGraph
+from dagster_flinkpy.datastream.program.job_graph import JobGraph, JobVertex
 from dagster_flinkpy.errors import ConfigurationError
 from dagster_flinkpy.storage import StorageLocation
 
@@ -22,7 +24,7 @@ __all__ = ["check_own_rows"]
 
 
 def check_own_rows(graph: JobGraph, job_id: str) -> None:
-    """Checks that no source of a program reads the files that a sink of it writes.
+    """Checks that no source of a program reads the files that a sink of it writes, and none the slot of another.
 
     Args:
         graph: The program.
@@ -33,6 +35,7 @@ def check_own_rows(graph: JobGraph, job_id: str) -> None:
     """
     sinks = [each for each in graph.vertices if isinstance(each.spec, SinkSpec)]
     sources = [each for each in graph.vertices if isinstance(each.spec, SourceSpec)]
+    _check_slots(sources)
     for sink, source in product(sinks, sources):
         assert isinstance(sink.spec, SinkSpec)
         assert isinstance(source.spec, SourceSpec)
@@ -48,6 +51,20 @@ def check_own_rows(graph: JobGraph, job_id: str) -> None:
                     f"sink {sink.uid!r} writes into {folder.url}, where source {source.uid!r} finds its input "
                     f"({read.url}), so the job would read its own rows as new ones, again and again. Give the sink a "
                     "folder outside of it"
+                )
+
+
+def _check_slots(sources: Iterable[JobVertex]) -> None:
+    users = dict[tuple[str, str], str]()
+    for vertex in sources:
+        source = vertex.spec.source if isinstance(vertex.spec, SourceSpec) else None
+        if isinstance(source, PostgresChangeSource):
+            slot = table_uri(source.conninfo, None, ""), source.slot
+            if (other := users.setdefault(slot, vertex.uid)) != vertex.uid:
+                raise ConfigurationError(
+                    f"sources {other!r} and {vertex.uid!r} read from the same replication slot, {source.slot!r}: what "
+                    "one of them has read, the server deletes, and the other one misses it. Give each a slot of its "
+                    "own. They may share a publication"
                 )
 
 

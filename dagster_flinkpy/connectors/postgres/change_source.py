@@ -42,8 +42,8 @@ class PostgresChangeSource(RowSource):
             must own the table and may create in the database. Take the password from the environment (``PGPASSWORD``)
             or from ``~/.pgpass``.
         table: The table, ``name`` or ``schema.name``.
-        slot: The name of the slot: lower-case letters, digits and ``_``. Each job needs its own.
-        publication: The name of the publication. Default: that of the slot.
+        slot: The name of the slot: lower-case letters, digits and ``_``. Each source needs its own.
+        publication: The name of the publication, which sources may share. Default: that of the slot.
         row_type: Columns of the table to read, by name, with their types. Default: all columns, and a change of the
             columns is an error.
         changelog_mode: ``all`` has both rows of an update, and all columns of a deleted row. The table needs ``REPLICA

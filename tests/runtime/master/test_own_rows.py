@@ -13,7 +13,7 @@ import pytest
 
 from dagster_flinkpy.checkpoint.locations.own_rows import check_own_rows
 from dagster_flinkpy.common import Configuration, Types, WatermarkStrategy
-from dagster_flinkpy.connectors import CsvSink, DeltaSink, ParquetSink, ParquetSource
+from dagster_flinkpy.connectors import CsvSink, DeltaSink, ParquetSink, ParquetSource, PostgresChangeSource
 from dagster_flinkpy.datastream import StreamExecutionEnvironment
 from dagster_flinkpy.datastream.connectors import FileSource
 from dagster_flinkpy.datastream.formats.csv import CsvReaderFormat
@@ -211,3 +211,19 @@ def test_a_job_begins_anew_in_another_folder_with_greater_ids(tmp_path: Path) ->
         with HarnessAttempt(program, tmp_path / job, start_empty=start_empty) as attempt:
             ids.append(attempt.run_epoch().checkpoint_id)
     assert ids == [1, 2, 2, 3]
+
+
+def test_sources_with_the_same_replication_slot_are_refused() -> None:
+    """What one of them had read, the server deleted, and the other one failed for good at its second epoch."""
+
+    def program(*conninfo_and_slot: tuple[str, str]) -> JobGraph:
+        env = StreamExecutionEnvironment.get_execution_environment()
+        for number, (conninfo, slot) in enumerate(conninfo_and_slot):
+            source = PostgresChangeSource(conninfo, f"t{number}", slot, publication="both", row_type=ROW)
+            env.from_source(source, WatermarkStrategy.no_watermarks(), "t").uid(f"t{number}").print()
+        return env.get_job_graph()
+
+    with pytest.raises(ConfigurationError, match="sources 't0' and 't1' read from the same replication slot, 'a'"):
+        check_own_rows(program(("postgresql://u:x@db/shop", "a"), ("host=db dbname=shop user=v", "a")), "job")
+    check_own_rows(program(("postgresql://db/shop", "a"), ("postgresql://db/shop", "b")), "job")
+    check_own_rows(program(("postgresql://shard1/shop", "a"), ("postgresql://shard2/shop", "a")), "job")
