@@ -57,6 +57,7 @@ _INPUT = "input"
 _UNKNOWN = "?"
 _LONG = 10_000
 """Bytes of which there are more, such as those of an array, are hashed."""
+_MANY_OPERATORS = 500
 _MOST_VALUES = 200_000
 """A setting with more values than this is not compared, such as a huge table or a client with all its connections."""
 
@@ -99,7 +100,7 @@ def operator_program(graph: JobGraph, uid: str, *, with_modules: bool = False) -
             values[name] = edge.partitioner.selector
     settings = {name: _setting(value, with_modules) for name, value in values.items()}
     if reads:
-        words, what = _input(graph, vertex)
+        words, what = _input(graph, vertex, [])
         settings[_INPUT] = _setting(what, with_modules, words)
     python = f"{sys.version_info.major}.{sys.version_info.minor}"
     writes_to = (vertex.spec.sink.uri() or "") if isinstance(vertex.spec, SinkSpec) else ""
@@ -171,13 +172,19 @@ def _reads(graph: JobGraph, vertex: JobVertex) -> Iterator[tuple[JobEdge, str | 
             yield edge, end.side_output, graph.vertex(end.source)
 
 
-def _input(graph: JobGraph, vertex: JobVertex) -> tuple[str, Any]:
-    """Returns what an operator reads, in words and as a whole. Operators without a uid belong to the next one."""
+def _input(graph: JobGraph, vertex: JobVertex, described: list[str]) -> tuple[str, Any]:
+    """Returns what an operator reads, in words and as a whole. Operators without a uid belong to the next one.
+
+    ``described`` are the uids of those that were described so far: beyond many, none is described twice, because each
+    place where streams part and are united again doubles the number of ways to the operators before it.
+    """
     found = []
     for edge, side_output, before in _reads(graph, vertex):
         words, what = before.uid, None
         if not before.uid_set:
-            inside, what = _input(graph, before)
+            known = len(described) >= _MANY_OPERATORS and before.uid in described
+            described.append(before.uid)
+            inside, what = ("", None) if known else _input(graph, before, described)
             words = before.spec.kind.replace("_", " ") + (f" of {inside}" if inside else "")
             what = (_settings(before.spec), what)
         words += "" if side_output is None else f" ({side_output})"

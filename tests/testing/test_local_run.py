@@ -47,6 +47,24 @@ def test_the_environment_forgets_the_program() -> None:
     assert run_local(env, env.from_collection([2], Types.LONG())) == [[2]]
 
 
+def test_a_chain_is_longer_than_pythons_stack_is_deep_by_default() -> None:
+    env = StreamExecutionEnvironment.get_execution_environment()
+    stream = env.from_collection([0], Types.LONG())
+    for _ in range(300):
+        stream = stream.map(lambda v: v + 1, Types.LONG())
+    assert run_local(env, stream) == [[300]]
+
+
+def test_streams_part_and_unite_again_many_times(tmp_path: Path) -> None:
+    env = StreamExecutionEnvironment.get_execution_environment()
+    stream = env.from_collection([1, 2, 3], Types.LONG())
+    for _ in range(40):  # Each place doubles the ways from the sink to the source.
+        stream = stream.filter(lambda v: v % 2 == 0).union(stream.filter(lambda v: v % 2 == 1))
+    stream.map(lambda v: Row(v), Types.ROW_NAMED(["v"], [Types.LONG()])).sink_to(ParquetSink(str(tmp_path))).uid("sink")
+    (values,) = run_local(env, stream)
+    assert sorted(values) == [1, 2, 3]
+
+
 def local_environment() -> StreamExecutionEnvironment:
     configuration = Configuration()
     configuration.set_string("execution.local", "true")

@@ -27,7 +27,9 @@ from dagster_flinkpy.datastream.operator_specs import (
     BlockingEdgeSourceSpec,
     OperatorSpec,
     Selector,
+    SourceSpec,
     SparkTransformSpec,
+    TimestampsSpec,
 )
 from dagster_flinkpy.datastream.program.python_dependencies import PythonDependencies
 from dagster_flinkpy.datastream.slot_sharing_group import SlotSharingGroup
@@ -183,13 +185,27 @@ class JobGraph:
         except KeyError:
             raise JobGraphError(f"no operator has uid {uid!r}; there are {sorted(self._by_uid)}") from None
 
+    @cached_property
+    def _inputs(self) -> dict[str, list[JobEdge]]:
+        found: dict[str, list[JobEdge]] = {}
+        for e in self.edges:
+            found.setdefault(e.target, []).append(e)
+        return found
+
+    @cached_property
+    def _outputs(self) -> dict[str, list[JobEdge]]:
+        found: dict[str, list[JobEdge]] = {}
+        for e in self.edges:
+            found.setdefault(e.source, []).append(e)
+        return found
+
     def inputs(self, uid: str) -> list[JobEdge]:
         """Returns the edges into an operator."""
-        return [e for e in self.edges if e.target == uid]
+        return list(self._inputs.get(uid, ()))
 
     def outputs(self, uid: str) -> list[JobEdge]:
         """Returns the edges out of an operator."""
-        return [e for e in self.edges if e.source == uid]
+        return list(self._outputs.get(uid, ()))
 
     @property
     def sources(self) -> list[JobVertex]:
@@ -251,8 +267,24 @@ class JobGraph:
 
     def at_once(self, uid: str) -> int:
         """Returns how many records an operator, or one that is chained behind it, may take as long for as for one."""
-        chained = (self.at_once(edge.target) for edge in self.outputs(uid) if self.is_chained(edge))
-        return max((self.vertex(uid).spec.at_once, *chained))
+        return self._at_once[uid]
+
+    @cached_property
+    def _at_once(self) -> dict[str, int]:
+        found: dict[str, int] = {}
+        for v in reversed(self.vertices):
+            chained = (found[edge.target] for edge in self.outputs(v.uid) if self.is_chained(edge))
+            found[v.uid] = max((v.spec.at_once, *chained))
+        return found
+
+    @cached_property
+    def watermark_origins(self) -> dict[str, tuple[str, ...]]:
+        """The uids of the operators that generate the watermarks which an operator sends."""
+        found: dict[str, tuple[str, ...]] = {}
+        for v in self.vertices:
+            before = dict.fromkeys(origin for e in self.inputs(v.uid) for origin in found[e.source])
+            found[v.uid] = (v.uid,) if isinstance(v.spec, SourceSpec | TimestampsSpec) else tuple(before)
+        return found
 
     @staticmethod
     def selectors(edges: Iterable[JobEdge]) -> list[Function]:

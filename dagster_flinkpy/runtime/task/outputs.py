@@ -6,7 +6,6 @@ from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 from dagster_flinkpy.common.watermark_strategy import MIN_WATERMARK
-from dagster_flinkpy.datastream.operator_specs import SourceSpec, TimestampsSpec
 from dagster_flinkpy.datastream.program.job_graph import JobEdge, JobGraph, PartitionerKind
 from dagster_flinkpy.runtime.epoch import EpochJob
 from dagster_flinkpy.runtime.operators.local_aggregate import LocalAggregate, local_aggregate_of
@@ -69,9 +68,7 @@ class ChainingOutput:
 
 def watermark_origins(graph: JobGraph, uid: str) -> tuple[str, ...]:
     """Returns the uids of the operators that generate the watermarks which an operator sends."""
-    if isinstance(graph.vertex(uid).spec, SourceSpec | TimestampsSpec):
-        return (uid,)
-    return tuple(dict.fromkeys(origin for e in graph.inputs(uid) for origin in watermark_origins(graph, e.source)))
+    return graph.watermark_origins[uid]
 
 
 def writer_output(writer: RecordWriter, job: EpochJob) -> RecordWriter | CombiningOutput:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 import uuid
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
@@ -23,6 +24,9 @@ from dagster_flinkpy.runtime.task.parent_task import ParentTask
 from dagster_flinkpy.spark.record_counts import TaskCount
 
 __all__ = ["StreamTask"]
+
+_FRAMES = 20
+"""An operator of a chain takes at most so many frames of Python's stack, without those of user functions."""
 
 
 class StreamTask(ParentTask):
@@ -65,6 +69,8 @@ class StreamTask(ParentTask):
 
     def open(self) -> None:
         """Creates the operators and opens their functions."""
+        # A chain is calls within calls, as deep as it is long.
+        sys.setrecursionlimit(max(sys.getrecursionlimit(), _FRAMES * (len(self._vertices) + 50)))
         self._connect()
         for task in self._entered(self._tasks.values()):
             task.operator.open()
