@@ -200,8 +200,6 @@ class _Changes:
         relation = self._relation
         if relation is None:
             raise SourceReadError(f"PostgreSQL sends changes of table {self._table}, but does not describe it")
-        if relation.name != self._source.table or self._source.schema not in (None, relation.schema):
-            raise self._changed(f"its name was {relation.schema}.{relation.name}")
         with reading(f"the types of table {self._table}"), connect(self._source.conninfo, "flinkpy source") as lookup:
             self._columns = {c.name: column_of_type(lookup, c.type_oid, c.modifier) for c in relation.columns}
         names, known = list(self._columns), columns_of(self._type)
