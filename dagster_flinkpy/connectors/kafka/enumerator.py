@@ -83,10 +83,18 @@ class KafkaEnumerator(OpenEnumerator[OpenRanges]):
 
     def _assign(self) -> None:
         positions = self._discover()
-        waiting = [each for each in positions if each not in self._open and each.topic not in self._gone]
-        beginnings, ends = self._lookup.offsets(waiting, BEGINNING), self._lookup.offsets(waiting, END)
+        there = [each for each in positions if each.topic not in self._gone]
+        beginnings, ends = self._lookup.offsets(there, BEGINNING), self._lookup.offsets(there, END)
         backlog = {}
-        for each in waiting:
+        for each in there:
+            if (split := self._open.get(each)) is not None:
+                begin, end = split.offset, int(split.properties["end"])
+                known = begin if begin < beginnings[each] else end
+                found = self._existing(each, known, beginnings[each], ends[each])
+                if found == known:
+                    continue
+                del self._open[each]  # the source says where to go on
+                positions[each] = found
             end = min(ends[each], self._stops.get(each, ends[each]))
             positions[each] = self._existing(each, positions[each], beginnings[each], ends[each])
             if positions[each] < end:

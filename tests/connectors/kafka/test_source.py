@@ -332,6 +332,45 @@ def test_a_position_that_is_gone_is_an_error_unless_the_source_says_where_to_go_
         assert plan(source.create_enumerator(None)) == found
 
 
+@pytest.mark.parametrize(
+    ("act", "message", "earliest", "latest"),
+    [
+        (lambda log: log.expire(5), "from 3 up to 4 are gone, because .* set_property", {0: (5, 12)}, {}),
+        (lambda log: log.truncate(6), "it ends at 6 already, so .* set_property", {0: (3, 6)}, {}),
+    ],
+)
+def test_a_range_that_is_gone_since_a_part_of_it_was_read_is_as_any_position(
+    act: Any, message: str, earliest: Any, latest: Any
+) -> None:
+    """Nothing but an empty state helped, whatever the source said, and a truncated one was tried again for ever."""
+    topics = FakeTopics({"t": [FakePartition()]})
+    log = topics.topics["t"][0]
+
+    def source(**properties: str) -> KafkaSource:
+        made = KafkaSource.builder().set_bootstrap_servers("b").set_topics("t").set_properties(properties)
+        return made.set_value_only_deserializer(SimpleStringSchema()).build()
+
+    with topics.serving():
+        for _ in range(9):
+            log.append(b"x")
+        enumerator = source().create_enumerator(None)
+        [[split]] = enumerator.plan_epoch(1)
+        enumerator.on_epoch_read([split.advanced(3, finished=False)])
+        log.expire(3)
+        assert ranges(enumerator.plan_epoch(1)) == {0: (3, 9)}
+        log.append(b"y")
+        log.append(b"y")
+        log.append(b"y")
+        act(log)
+        for again in (enumerator, restored(source(), enumerator)):
+            with pytest.raises(InputExpiredError, match=message):
+                again.plan_epoch(1)
+        for reset, found in (("earliest", earliest), ("latest", latest)):
+            goes_on = restored(source(**{"auto.offset.reset": reset}), enumerator)
+            assert plan(goes_on) == found
+            assert plan(goes_on) == {}
+
+
 def test_a_topic_that_was_made_anew_is_refused_however_many_records_it_has(caplog: pytest.LogCaptureFixture) -> None:
     """Records of the new topic were never read up to the number of those in the old one."""
     topics = FakeTopics({"t": [FakePartition()]})
