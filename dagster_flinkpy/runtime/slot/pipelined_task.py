@@ -211,13 +211,14 @@ class PipelinedTask(StreamTask):
                 self.send_event({"uid": uid, "subtask": self.index, **message})
 
     def _tell_watermarks(self) -> None:
-        """Tells the driver how far sources are that wait for others: now and then, and when one waits or has read."""
+        """Tells the driver how far sources are that wait for others: now and then, and when one waits, or is idle."""
         told, now = dict[str, Reached](), time.monotonic()
         now_ms = None if self._has_sources else self.job.clock.now()
         for uid, source in self._aligned.items() if self._open else ():
             reached = source.reached(reads=uid in self._left, now_ms=now_ms)
             before, due = self._told.get(uid, (None, now))
-            if before is None or reached[1:] != before[1:] or (reached != before and now >= due):
+            changes = before is None or reached[1:] != before[1:] or MAX_WATERMARK in (reached[0], before[0])
+            if reached != before and (changes or now >= due):
                 assert source.alignment is not None
                 self._told[uid] = reached, now + source.alignment.update_interval.millis / 1000
                 told[uid] = reached

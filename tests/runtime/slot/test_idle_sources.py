@@ -14,7 +14,7 @@ from dagster_flinkpy.datastream import ProcessFunction, StreamExecutionEnvironme
 from dagster_flinkpy.datastream.connectors.base import SourceSplit
 from dagster_flinkpy.datastream.connectors.collection import CollectionSource
 from dagster_flinkpy.datastream.program.job_graph import JobGraph
-from dagster_flinkpy.runtime.epoch import EpochInput
+from dagster_flinkpy.runtime.epoch import EpochInput, Reached
 from dagster_flinkpy.runtime.exchange.input_gate import InputGate
 from dagster_flinkpy.runtime.exchange.result_partition import ResultPartition
 from dagster_flinkpy.runtime.master.results import EpochResults
@@ -97,5 +97,24 @@ def test_a_source_of_a_group_is_not_idle_because_another_one_reads_for_long(tmp_
     while task.is_available:
         task.step()
     assert event_times(graph, rows)[500] == 99
+    assert MAX_WATERMARK not in [reached for reached, *_ in told_of("silent", rows)]
+
+
+def told_of(uid: str, rows: list[WireRow]) -> list[Reached]:
+    """Returns what the driver is told of a source that waits for others."""
     told = [json.loads(row.payload.to_pybytes()) for row in rows if row.kind is Kind.OPERATOR_EVENT]
-    assert MAX_WATERMARK not in [each["aligned"]["silent"][0] for each in told if "silent" in each.get("aligned", {})]
+    return [tuple(each["aligned"][uid]) for each in told if uid in each.get("aligned", {})]
+
+
+def test_others_hear_at_once_that_a_source_is_idle(tmp_path: Path) -> None:
+    clock = ManualClock(0)
+    seldom = IN_ORDER.with_watermark_alignment("group", Duration.of_hours(1), Duration.of_days(1))
+    _, task, rows = times(tmp_path, seldom, clock)
+    split = SourceSplit("0", {"subtask": 0, "end": 1})
+    task.begin(EpochInput(1, {("busy", 0): (split,), ("silent", 0): (split,)}, open=True, timed=True))
+    while task.is_available:
+        task.step()
+    assert told_of("silent", rows)[-1] == (99, False, False)
+    clock.time += 10
+    task.on_processing_time()
+    assert told_of("silent", rows)[-1] == (MAX_WATERMARK, False, False)
