@@ -268,6 +268,24 @@ def test_a_source_that_is_ahead_waits_while_the_other_one_has_nothing(
     assert sorted(number for number, _ in run.rows) == [*range(1000), *range(10_000, 10_100)]
 
 
+def test_a_source_that_is_ahead_waits_in_another_run_too(
+    tmp_path: Path, coordinators: list[WatermarkCoordinator]
+) -> None:
+    ahead, behind, world = Input([1000]), World(), World()
+    behind.records += range(10_000, 10_100)
+    with Run(world, tmp_path, graph=program(world, Ranges(ahead), Numbers(behind))) as run:
+        await_limit(coordinators, 98 + DRIFT)
+        assert run.ask(RequestKind.STOP).savepoint
+    rows, runs = list(run.rows), len(coordinators)
+    with Run(world, tmp_path, graph=program(world, Ranges(ahead), Numbers(behind))) as run, ending(behind):
+        until(lambda: len(coordinators) > runs, "another deployment")
+        await_limit(coordinators, 98 + DRIFT)
+        await_looks(behind, behind.looks + 3)
+        assert read_of_first(world) - 1 <= 98 + DRIFT + BATCH
+    assert run.error is None
+    assert sorted(number for number, _ in rows + run.rows) == [*range(1000), *range(10_000, 10_100)]
+
+
 def test_an_idle_source_holds_up_no_other_one(tmp_path: Path, coordinators: list[WatermarkCoordinator]) -> None:
     ahead, behind, world = Input([1000], limit=1), World(), World()
     with Run(world, tmp_path, graph=program(world, Ranges(ahead), Numbers(behind), idle_ms=50)) as run, ending(behind):

@@ -94,7 +94,7 @@ class _Deployment:
         """Where those that have asked have stopped amid the part."""
         self.watermarks: dict[tuple[str, int], int] = {}
         """How far those that have asked are in event time."""
-        self.alignment = WatermarkCoordinator(job.graph)
+        self.alignment = WatermarkCoordinator(job.graph, job.inputs)
         self.reading = 0
         """The checkpoint of the last epoch that they were told to read; 0: they have not been told yet."""
         self.failed = False

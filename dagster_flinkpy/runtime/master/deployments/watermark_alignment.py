@@ -3,19 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from types import MappingProxyType
 
 from dagster_flinkpy.common.watermark_strategy import MAX_WATERMARK, MIN_WATERMARK, WatermarkAlignment
 from dagster_flinkpy.datastream.operator_specs import SourceSpec
 from dagster_flinkpy.datastream.program.job_graph import JobGraph
-from dagster_flinkpy.runtime.epoch import Reached
+from dagster_flinkpy.runtime.epoch import Reached, SubtaskInputs
 
 __all__ = ["WatermarkCoordinator"]
 
 
 class WatermarkCoordinator:
-    """Knows how far the sources of a deployment are in event time, and how far each of them may be."""
+    """Knows how far the sources of a deployment are in event time, and how far each of them may be.
 
-    def __init__(self, graph: JobGraph) -> None:
+    Args:
+        graph: Their region.
+        restored: What its subtasks start from. Default: nothing.
+    """
+
+    def __init__(self, graph: JobGraph, restored: SubtaskInputs = MappingProxyType({})) -> None:
         specs = {v.uid: v.spec.watermark_strategy for v in graph.vertices if isinstance(v.spec, SourceSpec)}
         self._params: dict[str, WatermarkAlignment] = {u: s.alignment for u, s in specs.items() if s.alignment}
         nothing: Reached = (None, False, False)
@@ -24,6 +30,9 @@ class WatermarkCoordinator:
         """What subtasks have told, by source and number."""
         self._reached: dict[str, int] = {}
         """How far sources are, or were when they had input."""
+        for (uid, _), state in restored.items():
+            if uid in self._params and state.watermark is not None and state.watermark < MAX_WATERMARK:
+                self._reached[uid] = min(self._reached.get(uid, MAX_WATERMARK), state.watermark)
         self.limits: dict[str, int] = {}
         """How far they may be, by uid."""
 
