@@ -141,7 +141,9 @@ class SourceReaderOperator(SourceOperator, SourceReaderContext, CheckpointedFunc
             self._forget_answered()
             while self._goes_on(told):
                 self._pause_splits()
-                if not self.is_ahead:
+                if self.is_ahead:
+                    self.context.send_status(False)  # it may have input
+                else:
                     self._poll()
                 self.rests = (self.is_ahead or self._status is not InputStatus.MORE_AVAILABLE) and self._goes_on(told)
                 yield self._time.watermark

@@ -144,6 +144,11 @@ class StreamTask(ParentTask):
     def _read_all(
         self, sources: Sequence[tuple[OperatorTask, SourceOperator]], epoch: EpochInput, *, take_turns: bool
     ) -> Iterator[None]:
+        for task, source in sources:
+            if source.waits:  # it has input, though it must not read it yet
+                self.enter(task.vertex.uid)
+                task.send_status(task.vertex.uid, idle=False)
+                self.leave()
         reading = deque((t.vertex.uid, s, self._read_source(t, s, epoch)) for t, s in sources)
         while reading:
             uid, source, batches = reading[0]

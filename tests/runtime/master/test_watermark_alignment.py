@@ -20,6 +20,7 @@ from hypothesis import strategies as st
 
 from dagster_flinkpy.checkpoint.requests import RequestKind
 from dagster_flinkpy.common import Duration, TimestampAssigner, Types, WatermarkStrategy
+from dagster_flinkpy.common.clock import Clock, SystemClock
 from dagster_flinkpy.common.exchange_options import ExchangeMode
 from dagster_flinkpy.common.watermark_strategy import MAX_WATERMARK, MIN_WATERMARK
 from dagster_flinkpy.datastream import StreamExecutionEnvironment
@@ -34,10 +35,10 @@ from dagster_flinkpy.runtime.exchange.result_partition import PipelinedSubpartit
 from dagster_flinkpy.runtime.master.deployments.watermark_alignment import WatermarkCoordinator
 from dagster_flinkpy.runtime.master.requests import taken_requests
 from dagster_flinkpy.runtime.operators import source_reader_operator
-from dagster_flinkpy.runtime.shuffle.wire import Kind, WireRow
+from dagster_flinkpy.runtime.shuffle.wire import Kind, WireRow, decode_event
 from dagster_flinkpy.runtime.slot.pipelined_task import PipelinedTask
 from tests.examples import examples
-from tests.runtime.harness import HarnessAttempt, collect_graph, make_job
+from tests.runtime.harness import HarnessAttempt, ManualClock, collect_graph, make_job
 from tests.runtime.master.test_open_epochs import PAIR, Numbers, Run, World
 from tests.runtime.master.test_stops_amid_splits import Input, Ranges, Sum, _Ranges
 from tests.waiting import LIMIT, until
@@ -364,11 +365,11 @@ def test_splits_that_are_read_side_by_side_wait_for_each_other(tmp_path: Path) -
     assert sorted(number for number, _ in run.rows) == list(range(700))
 
 
-def side_by_side(folder: Path) -> tuple[PipelinedTask, list[WireRow]]:
-    """Returns a task that reads two splits, of 40 records from time 0 on each, and what it sends."""
-    graph, rows = program(World(), FromZero(Input([40, 40]), side_by_side=True)), list[WireRow]()
+def task_of(graph: JobGraph, folder: Path, clock: Clock | None = None) -> tuple[PipelinedTask, list[WireRow]]:
+    """Returns the task that reads the sources of a program, and what it sends."""
+    rows = list[WireRow]()
     task = PipelinedTask(
-        make_job(graph, folder, inputs={}),
+        replace(make_job(graph, folder, inputs={}), clock=clock or SystemClock()),
         0,
         graph.stage_vertices(0),
         0,
@@ -379,6 +380,11 @@ def side_by_side(folder: Path) -> tuple[PipelinedTask, list[WireRow]]:
     )
     task.open()
     return task, rows
+
+
+def side_by_side(folder: Path) -> tuple[PipelinedTask, list[WireRow]]:
+    """Returns a task that reads two splits, of 40 records from time 0 on each, and what it sends."""
+    return task_of(program(World(), FromZero(Input([40, 40]), side_by_side=True)), folder)
 
 
 def part(read: int, **more: Any) -> EpochInput:
@@ -491,6 +497,26 @@ def test_a_reader_pauses_splits_that_are_ahead(
     for number in world.seen:
         slow = max(slow, number if number < 10_000 else 0)
         assert slow == 199 or 10 * (number - 10_000) <= slow + DRIFT + 11 * BATCH
+
+
+def test_a_reader_that_waits_for_others_is_no_longer_idle(tmp_path: Path) -> None:
+    clock, world = ManualClock(0), World()
+    task, rows = task_of(program(world, TwoSplits(world), idle_ms=10), tmp_path, clock)
+
+    def reads_on() -> list[bool]:
+        """Reads on, and returns when those behind the source take it for idle, and when no longer."""
+        while task.is_available:
+            task.step()
+        return [bool(decode_event(row.kind, bytes(row.payload))[1]) for row in rows if row.kind is Kind.STREAM_STATUS]
+
+    task.begin(EpochInput(1, {}, open=True, timed=True))
+    for _ in range(2):
+        reads_on()
+        task.on_processing_time()
+        clock.time += 10
+    assert reads_on()[-1] is True
+    task.set_limits({"numbers": -10})  # so it is not polled, and may have more
+    assert reads_on()[-1] is False
 
 
 @settings(max_examples=examples(40))

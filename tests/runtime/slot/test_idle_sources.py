@@ -118,3 +118,21 @@ def test_others_hear_at_once_that_a_source_is_idle(tmp_path: Path) -> None:
     clock.time += 10
     task.on_processing_time()
     assert told_of("silent", rows)[-1] == (MAX_WATERMARK, False, False)
+
+
+def test_a_source_that_waits_for_others_is_no_longer_idle(tmp_path: Path) -> None:
+    clock = ManualClock(0)
+    aligned = IN_ORDER.with_watermark_alignment("group", Duration.of_hours(1))
+    graph, task, rows = times(tmp_path, aligned, clock)
+    both = SourceSplit("0", {"subtask": 0, "end": 1})
+    busy, silent = SourceSplit("1", {"subtask": 0, "end": 3}, 1), SourceSplit("3", {"subtask": 0, "end": 4}, 3)
+    task.begin(EpochInput(1, {("busy", 0): (both,), ("silent", 0): (both,)}, open=True, timed=True))
+    while task.is_available:
+        task.step()
+    clock.time += 10
+    task.on_processing_time()
+    task.set_limits({"silent": 0})
+    task.begin(EpochInput(1, {("busy", 0): (busy,), ("silent", 0): (silent,)}, open=True, timed=True))
+    while task.is_available:
+        task.step()
+    assert event_times(graph, rows)[300] == 99, "it has a record with an earlier time, for all that is known"
