@@ -88,6 +88,7 @@ class KinesisEnumerator(OpenEnumerator[OpenRanges]):
         now = self._now()
         if self._began_ms is None:
             self._began_ms = max(now, self._stream.told_ms)
+        self._give_up(shards)
         self._forget(shards)
         self._check_same(shards)
         for name in sorted(shards.keys() - self._shards.keys()):
@@ -107,6 +108,14 @@ class KinesisEnumerator(OpenEnumerator[OpenRanges]):
         if isinstance(starting, datetime):
             return int(starting.timestamp() * 1000)
         return now if starting == "latest" else None
+
+    def _give_up(self, shards: dict[str, Shard]) -> None:
+        """Gives up the rest of ranges that a checkpoint has cut, if their retention has passed since."""
+        horizon = self._now() - self._stream.retention_ms() if self._open else 0
+        for name in sorted(self._open):
+            if name not in shards or self._shards[name].known_ms < horizon:
+                self._expired(f"shard {name} no longer has the rest of what a checkpoint has read in part")
+                del self._open[name]
 
     def _forget(self, shards: dict[str, Shard]) -> None:
         """Forgets shards that no longer exist. They should have been read to their ends."""

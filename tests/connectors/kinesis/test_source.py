@@ -313,6 +313,27 @@ def test_records_that_may_be_gone_are_an_error_unless_the_source_goes_on(stream:
     assert (job.epoch(), job.epoch()) == (["b"], [])
 
 
+@pytest.mark.parametrize("splits", [False, True])
+def test_the_rest_of_a_range_that_is_gone_is_an_error_unless_the_source_goes_on(
+    stream: FakeKinesis, splits: bool
+) -> None:
+    """Nothing but an empty state helped, whatever the source said."""
+    job = Job(stream)
+    stream.put("a", "lost")
+    (split,) = job.plan()
+    job.enumerator.on_epoch_read([split.advanced(1, finished=False)])
+    if splits:
+        stream.split(0, into=1)
+    stream.pass_hours(25)
+    stream.put("b", shard=int(splits))
+    for _ in range(2):
+        with pytest.raises(InputExpiredError, match=r"no longer has the rest .* after_expiry='trim_horizon'"):
+            job.plan()
+        job.restore()
+    job.restore(after_expiry="trim_horizon")
+    assert (job.epoch(), job.epoch()) == (["b"], [])
+
+
 def test_a_shard_that_is_gone_before_it_was_read(stream: FakeKinesis) -> None:
     job = Job(stream)
     stream.put("a")
