@@ -84,6 +84,10 @@ class KafkaEnumerator(OpenEnumerator[OpenRanges]):
     def _assign(self) -> None:
         positions = self._discover()
         there = [each for each in positions if each.topic not in self._gone]
+        for each in self._open.keys() - there:
+            rest = self._open.pop(each)
+            if each in positions:  # its topic may be back
+                positions[each] = rest.offset
         beginnings, ends = self._lookup.offsets(there, BEGINNING), self._lookup.offsets(there, END)
         backlog = {}
         for each in there:

@@ -437,6 +437,28 @@ def test_a_topic_of_a_pattern_that_is_not_shown_for_a_while_goes_on(restarts: bo
         assert look(after[-1]) == {("ta", 0, 9)}, "it is another topic"
 
 
+@pytest.mark.parametrize("pattern", ["t.", "tb"])
+def test_a_topic_that_is_gone_since_a_part_of_a_range_was_read_holds_up_no_others(pattern: str) -> None:
+    """The job tried to read the rest again and again."""
+    topics = FakeTopics({"ta": [FakePartition(end=3)], "tb": [FakePartition(end=5)]})
+
+    def source(pattern: str) -> KafkaSource:
+        made = KafkaSource.builder().set_bootstrap_servers("b").set_topic_pattern(pattern)
+        return made.set_value_only_deserializer(SimpleStringSchema()).build()
+
+    with topics.serving():
+        enumerator = source("t.").create_enumerator(None)
+        (splits,) = enumerator.plan_epoch(1)
+        enumerator.on_epoch_read([split.advanced(1, finished=False) for split in splits])
+        hidden = topics.topics.pop("ta")
+        again = restored(source(pattern), enumerator)
+        [split] = again.plan_epoch(1)[0]
+        assert (split.properties["topic"], split.offset, split.properties["end"]) == ("tb", 1, 5)
+        again.on_epoch_read([split.advanced(5, finished=True)])
+        topics.topics["ta"] = hidden
+        assert plan(restored(source(pattern), again)) == ({0: (1, 3)} if pattern == "t." else {})
+
+
 @pytest.mark.parametrize("unknown", ["ids", "controller", "description", "position"])
 def test_ids_of_topics_that_nobody_knows_are_none(unknown: str) -> None:
     topics = FakeTopics({"t": [FakePartition(end=3)]})
