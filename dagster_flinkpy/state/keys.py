@@ -171,8 +171,8 @@ class TouchedKeys:
     def __init__(self) -> None:
         self.seat: Any = None
         """The seat of the current key, or None. Set it to make another key the current one."""
-        self.has_all = True
-        """Whether all keys so far have a seat: it was never cleared."""
+        self.cleared = 0
+        """How many times it was cleared: since then, seats stand for other keys."""
         self._seats: dict[Hashable, int] = {}
         self._encoded: list[Any] = []  # Dict keys, by seat; those of the last seats are made only when requested.
         self._sort_keys: SortKeys = np.zeros(0, dtype=np.uint64)  # By seat; there may be room for more.
@@ -286,7 +286,7 @@ class TouchedKeys:
 
     def clear(self) -> None:
         """Forgets all keys."""
-        self.has_all = False
+        self.cleared += 1
         self._seats.clear()
         self._sort_keys, self._size = np.zeros(0, dtype=np.uint64), 0
         self._parts.clear()

@@ -153,7 +153,7 @@ class OverlayTable(ABC):
 
     def _find(self, keys: KeySeats) -> Found:
         """Finds the stored rows of some keys, which are new in the overlay."""
-        if self.keys.has_all and not self._handles:
+        if not self.keys.cleared and not self._handles:
             return Found([], np.zeros(0, dtype=np.int64))  # it has begun without state, and has whatever was stored
         return self.runs.find(pa.table([pa.array(keys.sort_keys), keys.column], names=["sort_key", "key"]))
 

@@ -5,11 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dagster_flinkpy.datastream.window import EventTimeSessionWindows, MergingWindowAssigner, TimeWindow
+from dagster_flinkpy.common import Time, Types
+from dagster_flinkpy.datastream.window import CountTrigger, EventTimeSessionWindows, MergingWindowAssigner, TimeWindow
+from dagster_flinkpy.runtime.operators.windows import general_windower
 from dagster_flinkpy.runtime.operators.windows.merging_window_set import MergingWindowSet
+from dagster_flinkpy.testing import OperatorTestHarness
 from tests.examples import examples
 
 
@@ -73,3 +77,32 @@ def test_a_session_keeps_the_contents_of_one_it_merged() -> None:
     log = run(EventTimeSessionWindows, [(0, 5, False, False), (20, 5, False, True), (4, 17, False, False)])
     assert log[-1] == [(TimeWindow(0, 25), log[-1][0][1])]
     assert log[-1][0][1] in (TimeWindow(0, 5), TimeWindow(20, 25))
+
+
+def test_many_sessions_of_a_key_are_not_read_for_each_batch(monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[Any] = []
+
+    class Counted(MergingWindowSet):
+        def __init__(self, *args: Any) -> None:
+            super().__init__(*args)
+            made.append(self)
+
+    monkeypatch.setattr(general_windower, "MergingWindowSet", Counted)
+    monkeypatch.setattr(general_windower, "_MANY_WINDOWS", 5)
+
+    def pairs(stream: Any) -> Any:
+        windows = stream.key_by(lambda v: 0, Types.LONG()).window(
+            EventTimeSessionWindows.with_gap(Time.milliseconds(2))
+        )
+        return windows.trigger(CountTrigger.of(2)).reduce(lambda a, b: a + b)
+
+    with OperatorTestHarness.for_stream(pairs, input_type=Types.LONG()) as harness:
+        for time in range(0, 200, 10):
+            harness.process_element(time, time)
+        before = len(made)
+        harness.process_watermark(55)  # Some sessions end, and are forgotten.
+        for time in range(60, 200, 10):
+            harness.process_element(time, time)
+        assert harness.output == [2 * time for time in range(60, 200, 10)]
+        assert len(made) == before < 10
+        assert len(made[-1]) == 14

@@ -26,6 +26,7 @@ from dagster_flinkpy.datastream.window import (
     SessionWindowTimeGapExtractor,
 )
 from dagster_flinkpy.errors import UserFunctionError
+from dagster_flinkpy.runtime.operators.windows import general_windower
 from dagster_flinkpy.state import session_table
 from dagster_flinkpy.state.backend import ColumnarKeyedStateBackend
 from dagster_flinkpy.state_processor import read_savepoint
@@ -206,6 +207,7 @@ def test_the_quick_way_fires_and_stores_what_the_general_one_does(
     expected = outcome([1])
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(session_table, "_SPARE_SESSIONS", 0)  # Ended sessions are forgotten soon.
+        patch.setattr(general_windower, "_MANY_WINDOWS", 0)  # Those of each key are kept.
         if full:  # State is written out early, before each batch.
             patch.setattr(ColumnarKeyedStateBackend, "is_full", True)
         assert outcome([0, *turns]) == expected

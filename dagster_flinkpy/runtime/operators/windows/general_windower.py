@@ -20,6 +20,9 @@ from dagster_flinkpy.runtime.shuffle.batch import StreamBatch
 
 __all__ = ["GeneralWindower", "MergingWindower"]
 
+_MANY_WINDOWS = 100
+"""The windows of a key that has more are kept from batch to batch, because it takes long to read them all."""
+
 
 class GeneralWindower(Windower):
     """Windows that do not merge."""
@@ -134,11 +137,19 @@ class MergingWindower(GeneralWindower):
             MapStateDescriptor(MERGING_WINDOWS, self._codec.namespace_type, self._codec.namespace_type)
         )
         self._sets: dict[int, MergingWindowSet] = {}
-        """The windows of the batch's keys, by seat."""
+        """The windows of the batch's keys, and of others that have many, by seat."""
+        self._cleared = 0
 
     def process(self, batch: StreamBatch, seats: Ints) -> None:
-        self._sets.clear()
+        self._sets = {seat: windows for seat, windows in self._kept().items() if len(windows) > _MANY_WINDOWS}
         super().process(batch, seats)
+
+    def _kept(self) -> dict[int, MergingWindowSet]:
+        """Returns the windows of keys, as long as the seats still stand for these keys."""
+        cleared = self._operator.backend.key_context.cleared
+        if cleared != self._cleared:
+            self._sets, self._cleared = {}, cleared
+        return self._sets
 
     def _windows(self) -> MergingWindowSet:
         """Returns the windows of the current key."""
@@ -178,4 +189,8 @@ class MergingWindower(GeneralWindower):
         return self._mapping.get(self._codec.encode(window))  # A trigger may keep a timer of a merged window.
 
     def _forget(self, window: Any) -> None:
-        self._mapping.remove(self._codec.encode(window))
+        windows = self._kept().get(self._operator.backend.key_context.seat)
+        if windows is None:
+            self._mapping.remove(self._codec.encode(window))
+        else:
+            windows.retire(window)

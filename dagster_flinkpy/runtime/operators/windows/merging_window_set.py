@@ -43,6 +43,9 @@ class MergingWindowSet:
         sessions = type(assigner).merge_windows is EventTimeSessionWindows.merge_windows
         self._sessions: list[Any] | None = sorted(self._mapping) if sessions else None
 
+    def __len__(self) -> int:
+        return len(self._mapping)
+
     def state_window(self, window: Any) -> Any:
         """Returns the state window of a window, or None if the window is not in flight."""
         return self._mapping.get(window)
