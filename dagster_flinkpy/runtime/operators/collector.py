@@ -27,14 +27,7 @@ _SINGLE = (Row, str, bytes, dict)
 """Types whose values can be iterated but are one record each."""
 _SEVERAL = frozenset({GeneratorType, list})
 """Types whose values are records for certain."""
-_FIRST = (str, int, float, OutputTag)
-"""Types of the first of several values that are one record."""
 _log = logging.getLogger(__name__)
-
-
-def _is_record(values: tuple[Any, ...], *, structs: bool) -> bool:
-    """Returns whether a tuple that a function returned is one record: of a side output, or where they are structs."""
-    return bool(values) and isinstance(values[0], _FIRST if structs else OutputTag)
 
 
 class Collector:
@@ -53,7 +46,9 @@ class Collector:
         self._main = self._values[None]
         self._unread: set[str] = set()
         self._unchanging, self._flat = unchanging_types(vertex.output_type), flat_rows(vertex.output_type)
-        self._structs = isinstance(vertex.output_type, RowTypeInfo | TupleTypeInfo)
+        structs = isinstance(vertex.output_type, RowTypeInfo | TupleTypeInfo)
+        self._first = (str, int, float, OutputTag) if structs else OutputTag
+        """Types of the first of several values that are one record: of a side output, or where they are structs."""
         self.timestamps = self._timestamps[None]
         """The timestamps of the main output. Who adds to ``fields`` adds one per row."""
         self.fields: list[Any] = []
@@ -81,7 +76,9 @@ class Collector:
     def _each(self, results: Iterable[Any]) -> Iterable[Any]:
         """Returns the records that a function returned."""
         try:
-            if isinstance(results, _SINGLE) or (type(results) is tuple and _is_record(results, structs=self._structs)):
+            if isinstance(results, _SINGLE) or (
+                type(results) is tuple and results and isinstance(results[0], self._first)
+            ):
                 raise TypeError("a record, not several")
             return iter(results)
         except TypeError:

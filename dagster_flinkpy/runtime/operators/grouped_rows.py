@@ -145,22 +145,6 @@ def _by_rank(
     return running
 
 
-def _lesser(current: Numbers, values: Numbers) -> Numbers:
-    return np.where(values < current, values, current)
-
-
-def _greater(current: Numbers, values: Numbers) -> Numbers:
-    return np.where(values > current, values, current)
-
-
-def _least(values: Numbers) -> Numbers:
-    return _extreme(values, values[1:] < np.fmin.accumulate(values)[:-1])
-
-
-def _greatest(values: Numbers) -> Numbers:
-    return _extreme(values, values[1:] > np.fmax.accumulate(values)[:-1])
-
-
 def _extreme(values: Numbers, better: npt.NDArray[np.bool_]) -> Numbers:
     """Returns the running extreme, as in a loop: NaN stays if it is first, and of 0.0 and -0.0 the first stays."""
     # better: bool, one a value but the first: whether it is beyond all before it.
@@ -171,5 +155,13 @@ def _extreme(values: Numbers, better: npt.NDArray[np.bool_]) -> Numbers:
     return extreme
 
 
-_STEPS: dict[FoldKind, Callable[[Numbers, Numbers], Numbers]] = {"sum": np.add, "min": _lesser, "max": _greater}
-_RESTS: dict[FoldKind, Callable[[Numbers], Numbers]] = {"sum": np.add.accumulate, "min": _least, "max": _greatest}
+_STEPS: dict[FoldKind, Callable[[Numbers, Numbers], Numbers]] = {
+    "sum": np.add,
+    "min": lambda current, values: np.where(values < current, values, current),
+    "max": lambda current, values: np.where(values > current, values, current),
+}
+_RESTS: dict[FoldKind, Callable[[Numbers], Numbers]] = {
+    "sum": np.add.accumulate,
+    "min": lambda values: _extreme(values, values[1:] < np.fmin.accumulate(values)[:-1]),
+    "max": lambda values: _extreme(values, values[1:] > np.fmax.accumulate(values)[:-1]),
+}

@@ -316,7 +316,8 @@ def _decode(batch: pa.RecordBatch, type_info: TypeInformation) -> StreamBatch:
     if "timestamp" in names:
         timestamps = batch.column("timestamp").to_numpy()
     else:
-        timestamps = _times_of(values, json.loads(metadata[b"timestamp_field"]))
+        field = json.loads(metadata[b"timestamp_field"])  # without one, the records have no event time
+        timestamps = np.full(len(values), NO_TIMESTAMP) if field is None else struct_field(values, field).to_numpy()
     keys = None
     if b"key_type" in metadata:
         values, keys = keys_of(batch, _type(metadata[b"key_type"]))
@@ -325,11 +326,6 @@ def _decode(batch: pa.RecordBatch, type_info: TypeInformation) -> StreamBatch:
     if values.type != type_info.arrow_type:  # in-flight data of an earlier release
         values = upgraded(values, type_info)
     return StreamBatch(type_info, timestamps, column=values, keys=keys)
-
-
-def _times_of(values: pa.Array, field: int | None) -> np.ndarray[Any, np.dtype[np.int64]]:
-    """Returns the timestamps in a field of the records. Without a field, the records have no event time."""
-    return np.full(len(values), NO_TIMESTAMP) if field is None else struct_field(values, field).to_numpy()
 
 
 @lru_cache(maxsize=256)

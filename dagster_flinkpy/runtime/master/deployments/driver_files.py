@@ -144,6 +144,9 @@ def store_files(rows: Sequence[WireRow]) -> list[WireRow]:
         return others
     names = Names()
 
+    def named(row: WireRow) -> WireRow:
+        return replace(row, payload=pa.py_buffer(names.replaced(row.payload.to_pybytes())))
+
     def store(written: list[WireRow]) -> None:
         for row in written:
             request = StoreRequest.from_bytes(row.payload.to_pybytes())
@@ -154,8 +157,4 @@ def store_files(rows: Sequence[WireRow]) -> list[WireRow]:
     with ThreadPoolExecutor(_THREADS, "stored") as threads:
         for done in [threads.submit(store, each) for each in tasks]:
             done.result()
-    return [_with_names(row, names) if row.kind is Kind.ACK else row for row in others]
-
-
-def _with_names(row: WireRow, names: Names) -> WireRow:
-    return replace(row, payload=pa.py_buffer(names.replaced(row.payload.to_pybytes())))
+    return [named(row) if row.kind is Kind.ACK else row for row in others]
