@@ -60,22 +60,14 @@ _EXECUTION: Mapping[ExecutionState, Collection[ExecutionState]] = {
     ExecutionState.FAILED: (),
 }
 
+_CUT = (JobStatus.FAILING, JobStatus.CANCELLING, JobStatus.SUSPENDED)
 _JOB: Mapping[JobStatus, Collection[JobStatus]] = {
-    JobStatus.CREATED: (JobStatus.RUNNING, JobStatus.FAILING, JobStatus.CANCELLING, JobStatus.SUSPENDED),
-    JobStatus.RUNNING: (
-        JobStatus.RESTARTING,
-        JobStatus.FAILING,
-        JobStatus.CANCELLING,
-        JobStatus.FINISHED,
-        JobStatus.SUSPENDED,
-    ),
-    JobStatus.RESTARTING: (JobStatus.RUNNING, JobStatus.FAILING, JobStatus.CANCELLING, JobStatus.SUSPENDED),
+    JobStatus.CREATED: (JobStatus.RUNNING, *_CUT),
+    JobStatus.RUNNING: (JobStatus.RESTARTING, JobStatus.FINISHED, *_CUT),
+    JobStatus.RESTARTING: (JobStatus.RUNNING, *_CUT),
     JobStatus.FAILING: (JobStatus.FAILED, JobStatus.CANCELLING, JobStatus.SUSPENDED),
     JobStatus.CANCELLING: (JobStatus.CANCELED, JobStatus.FAILING, JobStatus.SUSPENDED),
-    JobStatus.FAILED: (),
-    JobStatus.CANCELED: (),
-    JobStatus.FINISHED: (),
-    JobStatus.SUSPENDED: (),
+    **{status: () for status in (JobStatus.FAILED, JobStatus.CANCELED, JobStatus.FINISHED, JobStatus.SUSPENDED)},
 }
 
 
