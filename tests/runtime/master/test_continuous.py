@@ -25,8 +25,6 @@ from dagster_flinkpy.storage import StorageLocation
 from tests.runtime.harness import HarnessAttempt, collect_graph, collected
 from tests.runtime.programs import environment, events
 
-START = current_millis()
-"""Near the clock of the store, which says when an answer was written."""
 CHECKPOINT = Order(RequestKind.CHECKPOINT)
 DONE = Order(RequestKind.STOP)
 
@@ -35,7 +33,9 @@ class Waiting(HarnessAttempt):
     """An attempt with a clock that only waiting advances. A script says what happens at each time, in seconds."""
 
     def __init__(self, stream: DataStream, folder: Path, script: dict[float, Callable[[], object]], **options: Any):
-        self.now_ms, self.script, self.jobs, self.waits = START, dict(script), 0, 0
+        # Near the clock of the store, which says when an answer was written.
+        self.start = self.now_ms = current_millis()
+        self.script, self.jobs, self.waits = dict(script), 0, 0
         super().__init__(collect_graph(stream), folder, **options)
 
     def _create_mailbox(self) -> Mailbox:
@@ -45,7 +45,7 @@ class Waiting(HarnessAttempt):
         self.waits += 1
         self.now_ms += max(round(seconds * 1000), 1)
         for at in sorted(self.script):
-            if self.now_ms >= START + at * 1000:
+            if self.now_ms >= self.start + at * 1000:
                 self.script.pop(at)()
 
     def _on_spark(self, job: EpochJob) -> list[WireRow]:
@@ -80,7 +80,7 @@ def lines(folder: Path) -> DataStream:
 
 def asks(folder: Path, order: Order, ids: list[str] | None = None) -> Callable[[], None]:
     def ask() -> None:
-        asker = JobRequests(StorageLocation(str(folder / "checkpoints" / "job")), "asker", now=lambda: START)
+        asker = JobRequests(StorageLocation(str(folder / "checkpoints" / "job")), "asker")
         request_id = asker.submit(order)
         if ids is not None:
             ids.append(request_id)
