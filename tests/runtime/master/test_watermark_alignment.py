@@ -118,6 +118,20 @@ def coordinators(monkeypatch: pytest.MonkeyPatch) -> list[WatermarkCoordinator]:
     return found
 
 
+@pytest.fixture
+def told(monkeypatch: pytest.MonkeyPatch) -> dict[str, int]:
+    """How far sources were told that they may be, by uid."""
+    limits: dict[str, int] = {}
+    set_limits = PipelinedTask.set_limits
+
+    def tell(task: PipelinedTask, *args: Any) -> None:
+        set_limits(task, *args)
+        limits.update((uid, source.max_watermark) for uid, source in task._aligned.items())
+
+    monkeypatch.setattr(PipelinedTask, "set_limits", tell)
+    return limits
+
+
 @contextmanager
 def ending(world: World) -> Iterator[None]:
     try:
@@ -190,13 +204,13 @@ def test_limits_follow_the_source_that_is_least_far() -> None:
 
 
 def test_a_source_that_is_ahead_waits_while_the_other_one_reads(
-    tmp_path: Path, coordinators: list[WatermarkCoordinator]
+    tmp_path: Path, coordinators: list[WatermarkCoordinator], told: dict[str, int]
 ) -> None:
     ahead, behind, world = Input([1000], limit=1), Input([1000], limit=1), World()
     with Run(world, tmp_path, graph=program(world, Ranges(ahead), Shifted(behind, 10_000))) as run:
         world.wait_for(0)
         world.wait_for(10_000)
-        until(lambda: coordinators and coordinators[0].limits == {"numbers": 19, "others1": 19}, "limits")
+        until(lambda: told == {"numbers": 19, "others1": 19}, "limits")
         ahead.limit = 1000
         for limit in (1, 100, 300):
             behind.limit = limit
@@ -250,14 +264,14 @@ def test_a_source_waits_in_no_part_without_input_for_it(
 
 
 def test_a_source_that_is_ahead_waits_while_the_other_one_has_nothing(
-    tmp_path: Path, coordinators: list[WatermarkCoordinator]
+    tmp_path: Path, coordinators: list[WatermarkCoordinator], told: dict[str, int]
 ) -> None:
     ahead, behind, world = Input([1000], limit=1), World(), World()
     graph = program(world, Ranges(ahead), Numbers(behind))
     with Run(world, tmp_path, graph=graph) as run, ending(behind):
         behind.records.append(10_000)
         world.wait_for(10_000)
-        until(lambda: coordinators and coordinators[0].limits.get("numbers") == 19, "limits")
+        until(lambda: told.get("numbers") == 19, "limits")
         ahead.limit = 1000
         for limit in (1, 100):
             behind.records += range(10_000 + len(behind.records), 10_000 + limit)
@@ -484,12 +498,12 @@ class TwoSplits(source.Source):
 
 
 def test_a_reader_pauses_splits_that_are_ahead(
-    tmp_path: Path, coordinators: list[WatermarkCoordinator], monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, told: dict[str, int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(source_reader_operator, "_BATCH_RECORDS", BATCH)
     world = World()
     with Run(world, tmp_path, graph=program(world, TwoSplits(world)), interval=timedelta(milliseconds=50)) as run:
-        until(lambda: coordinators and coordinators[0].limits == {"numbers": DRIFT - 1}, "a limit")
+        until(lambda: told == {"numbers": DRIFT - 1}, "a limit")
         world.released.set()
     assert run.error is None
     assert sorted(number for number, _ in run.rows) == [*range(200), *range(10_000, 10_200)]
