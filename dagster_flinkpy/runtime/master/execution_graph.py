@@ -67,7 +67,7 @@ _JOB: Mapping[JobStatus, Collection[JobStatus]] = {
     JobStatus.RESTARTING: (JobStatus.RUNNING, *_CUT),
     JobStatus.FAILING: (JobStatus.FAILED, JobStatus.CANCELLING, JobStatus.SUSPENDED),
     JobStatus.CANCELLING: (JobStatus.CANCELED, JobStatus.FAILING, JobStatus.SUSPENDED),
-    **{status: () for status in (JobStatus.FAILED, JobStatus.CANCELED, JobStatus.FINISHED, JobStatus.SUSPENDED)},
+    **dict.fromkeys((JobStatus.FAILED, JobStatus.CANCELED, JobStatus.FINISHED, JobStatus.SUSPENDED), ()),
 }
 
 
