@@ -71,15 +71,20 @@ def without_copies(subtasks: Iterable[SubtaskState]) -> tuple[SubtaskState, ...]
     """Returns the subtasks of an operator with one copy of each union state that several have as it was restored.
 
     A restore gives all of it to every subtask. If each passed that on, it would double with every restore; and if only
-    a certain one did, what it drops would be lost.
+    a certain one did, what it drops would be lost. Of a split that one has read on where another one has stopped, the
+    last stop counts.
     """
-    known: set[str] = set()
+    subtasks, known = tuple(subtasks), set[str]()
+    stops = [(s["finished"], s["offset"], i, s["split_id"]) for i, each in enumerate(subtasks) for s in each.splits]
+    last = {split_id: i for _, _, i, split_id in sorted(stops)}
     kept = []
-    for subtask in subtasks:
+    for i, subtask in enumerate(subtasks):
+        splits = tuple(s for s in subtask.splits if s["finished"] or last[s["split_id"]] == i)
         copies = {handle.name for handle in subtask.operator_state if handle.inherited}
         handles = [handle for handle in subtask.operator_state if handle.name not in copies & known]
         known |= copies
-        kept.append(replace(subtask, operator_state=tuple(replace(handle, inherited=False) for handle in handles)))
+        operator_state = tuple(replace(handle, inherited=False) for handle in handles)
+        kept.append(replace(subtask, operator_state=operator_state, splits=splits))
     return tuple(kept)
 
 

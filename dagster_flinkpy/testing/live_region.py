@@ -22,7 +22,6 @@ from dagster_flinkpy.runtime.shuffle.batch import StreamBatch
 from dagster_flinkpy.runtime.shuffle.record_writer import RecordWriter
 from dagster_flinkpy.runtime.shuffle.wire import NO_EDGE, Kind, TaskOutput, rows_of
 from dagster_flinkpy.runtime.task.operator_task import OperatorTask
-from dagster_flinkpy.runtime.task.outputs import watermark_origins
 from dagster_flinkpy.runtime.task.task import StageTask
 from dagster_flinkpy.runtime.task.watermark_valve import WatermarkValve
 
@@ -59,7 +58,7 @@ class Recorder:
         """
         forward = StreamPartitioner(PartitionerKind.FORWARD)
         edge = JobEdge(NO_EDGE, vertex.uid, "", 0, forward, vertex.output_type, tag)
-        valve = WatermarkValve({None: watermark_origins(graph, vertex.uid)})
+        valve = WatermarkValve({None: graph.watermark_origins[vertex.uid]})
         return Recorder(edge, on_records, on_watermark, valve)
 
     def emit(self, batch: StreamBatch) -> None:

@@ -211,12 +211,7 @@ class AttemptRuns(ABC):
         return self._reporter.hand_out(completion)
 
     def _restarted(self, error: Exception) -> DeployedJob:
-        """Returns another deployment, after the delay of the restart strategy.
-
-        Raises:
-            JobCancelledError: Somebody asked for the job to be cancelled.
-            Exception: The strategy allows no restart.
-        """
+        """Returns another deployment, after the delay of the restart strategy. Raises what ends the job instead."""
         failed, leads = self._deployed, True
         with suppress(CheckpointTimeoutError):
             failed.desk.restart(error)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 import pyarrow as pa
@@ -123,15 +123,3 @@ class EpochResults:
                         f"task {consumer} consumed an output of task {producer} that differs from the acknowledged "
                         "one: Spark ran that task twice, and a user function in it is not deterministic"
                     )
-
-    def name_splits_once(self) -> None:
-        """Forgets where a subtask has stopped amid a split that another one has read on, in a later part."""
-        furthest: dict[tuple[str, str], tuple[bool, int, Subtask]] = {}
-        for task, state in self.states.items():
-            for split in state.splits:
-                here, split_id = (split["finished"], split["offset"], task), (task.uid, split["split_id"])
-                furthest[split_id] = max(furthest.get(split_id, here), here)
-        for task, state in self.states.items():
-            last = (s for s in state.splits if s["finished"] or furthest[task.uid, s["split_id"]][2] == task)
-            if state.splits:
-                self.states[task] = replace(state, splits=tuple(last))

@@ -203,18 +203,11 @@ def _joined(rows: list[_Rows]) -> _Rows:
 
 
 def _runs(first: Ints, codes: Ints, starts: Ints, lasts: Ints, gap: int) -> tuple[Ints, Ints, Ints, Ints]:
-    """Finds the rows of each code that are within the same session, whatever other rows may come.
+    """Finds runs of rows that are in one session, whatever other rows may come.
 
-    Args:
-        first: The first row of each code.
-        codes: The code of each row, from 0.
-        starts: The time of the first record of each row.
-        lasts: The time of its last one.
-        gap: The gap of sessions.
-
-    Returns:
-        The first row of each run, for each row the number of its run, and the times of first and last record by run.
+    Returns the first row of each run, the number of the run of each row, and the first and last time of each run.
     """
+    # first: the first row of each code. codes: one a row, from 0. starts, lasts: times of its first and last record.
     # offsets: int64, by row: where the times of its code begin, so that codes do not overlap. order, reach, at, begins:
     # one a row, by code and start. opens, stops: positions of the first and last row of each run, ascending.
     base = int(starts.min())

@@ -215,7 +215,9 @@ class SingleCheckpointBarrierHandler(BarrierHandler):
                 if channel in self.blocked:
                     self._kept.append(event)
                 elif isinstance(event, Element):
-                    self._on_element(event, actions)
+                    if self._taken and channel not in self._arrived:
+                        actions.append(AddToChannelState(self._current, channel, event.element))
+                    actions.append(Deliver(channel, event.element))
                 elif isinstance(event, Barrier):
                     self._on_barrier(event, actions)
                 else:
@@ -228,11 +230,6 @@ class SingleCheckpointBarrierHandler(BarrierHandler):
                         self._unblock(actions)
             case _:
                 raise AssertionError(f"unknown event {event!r}")
-
-    def _on_element(self, event: Element, actions: list[Action]) -> None:
-        if self._taken and event.channel not in self._arrived:
-            actions.append(AddToChannelState(self._current, event.channel, event.element))
-        actions.append(Deliver(event.channel, event.element))
 
     def _on_barrier(self, event: Barrier, actions: list[Action]) -> None:
         channel, checkpoint_id = event.channel, event.checkpoint_id

@@ -52,7 +52,7 @@ from dagster_flinkpy.runtime.task.channel_state import ChannelStateWriter, InFli
 from dagster_flinkpy.runtime.task.event_gateway import OperatorEventGateway
 from dagster_flinkpy.runtime.task.io_metrics import OperatorIOMetrics
 from dagster_flinkpy.runtime.task.latency import LatencyMarker
-from dagster_flinkpy.runtime.task.outputs import ChainingOutput, Output, watermark_origins
+from dagster_flinkpy.runtime.task.outputs import ChainingOutput, Output
 from dagster_flinkpy.runtime.task.parent_task import ParentTask
 from dagster_flinkpy.runtime.task.selected_inputs import SelectedInputs, Waiting
 from dagster_flinkpy.runtime.task.static_first import StaticFirst
@@ -89,7 +89,7 @@ class OperatorTask:
         self.outputs: list[Output] = []
         self._edges = {e.id: e for e in graph.inputs(vertex.uid)}
         channels: dict[Channel, tuple[str, ...]] = {
-            (e.id, c): watermark_origins(graph, e.source)
+            (e.id, c): graph.watermark_origins[e.source]
             for e in self._edges.values()
             for c in upstream_subtasks(
                 e.partitioner.kind, subtask, graph.vertex(e.source).parallelism, vertex.parallelism
@@ -299,7 +299,7 @@ class OperatorTask:
             self.on_latency_marker(LatencyMarker.from_text(value.to_pybytes()) if encoded else value)
         else:
             origin, what = decode_event(kind, value.to_pybytes()) if encoded else value
-            for each in [origin] if origin else watermark_origins(self._job.graph, self._edges[channel[0]].source):
+            for each in [origin] if origin else self._job.graph.watermark_origins[self._edges[channel[0]].source]:
                 self._on_event_time(channel, kind, each, what, epoch)
 
     def _await_selection(self, selected: SelectedInputs, channel: Channel, kind: Kind, value: Any, epoch: int) -> None:

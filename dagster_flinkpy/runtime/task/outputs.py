@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 from dagster_flinkpy.common.watermark_strategy import MIN_WATERMARK
-from dagster_flinkpy.datastream.program.job_graph import JobEdge, JobGraph, PartitionerKind
+from dagster_flinkpy.datastream.program.job_graph import JobEdge, PartitionerKind
 from dagster_flinkpy.runtime.epoch import EpochJob
 from dagster_flinkpy.runtime.operators.local_aggregate import LocalAggregate, local_aggregate_of
 from dagster_flinkpy.runtime.operators.operator_context import OperatorContext
@@ -17,7 +17,7 @@ from dagster_flinkpy.runtime.shuffle.wire import Kind
 from dagster_flinkpy.runtime.task.barrier_handlers import Barrier, Channel, Event
 from dagster_flinkpy.runtime.task.latency import LatencyMarker
 
-__all__ = ["ChainingOutput", "Output", "watermark_origins", "writer_output"]
+__all__ = ["ChainingOutput", "Output", "writer_output"]
 
 
 class _Target(Protocol):
@@ -66,11 +66,6 @@ class ChainingOutput:
         self.target.receive(self.channel, kind, value, self._epoch)
 
 
-def watermark_origins(graph: JobGraph, uid: str) -> tuple[str, ...]:
-    """Returns the uids of the operators that generate the watermarks which an operator sends."""
-    return graph.watermark_origins[uid]
-
-
 def writer_output(writer: RecordWriter, job: EpochJob) -> RecordWriter | CombiningOutput:
     """Returns the output for an edge through the shuffle.
 
@@ -82,7 +77,7 @@ def writer_output(writer: RecordWriter, job: EpochJob) -> RecordWriter | Combini
         if local is not None:
             reached = [job.input(target.uid, i).watermark for i in range(target.parallelism)]
             floor = max((each for each in reached if each is not None), default=MIN_WATERMARK)
-            return CombiningOutput(writer, local, watermark_origins(job.graph, edge.source), floor)
+            return CombiningOutput(writer, local, job.graph.watermark_origins[edge.source], floor)
     return writer
 
 

@@ -349,11 +349,7 @@ def _reason_for_live(graph: JobGraph) -> str | None:
 
 
 def _whole(open_epoch: OpenEpoch, session: JobSession) -> EpochInput:
-    """Returns what is there when the checkpoint is triggered, because no tasks live that would read it as it comes.
-
-    Raises:
-        CheckpointError: The epoch was interrupted.
-    """
+    """Returns what is there when the checkpoint is triggered, because no tasks live that would read it as it comes."""
     changed = threading.Event()
     open_epoch.on_close(changed.set)
     open_epoch.begin()

@@ -347,12 +347,7 @@ class PipelinedRegion:
     def _wait(
         self, done: Callable[[], bool], update: Callable[[], None] | None = None, seconds: float | None = None
     ) -> None:
-        """Waits for messages of the tasks.
-
-        Raises:
-            SlotLostError: A slot was lost.
-            CheckpointError: The epoch was interrupted.
-        """
+        """Waits for messages of the tasks. Raises a SlotLostError, or a CheckpointError if it was interrupted."""
         deployment = self._deployment
         assert deployment is not None
 

@@ -200,7 +200,6 @@ class JobRunner:
             return ended(results, self._cause(failure.error), failure.task)
         if open_epoch is not None:
             open_epoch.finish()
-            results.name_splits_once()
         elif not was_read:
             # Once, and last: then they assign the next input.
             self.planner.splits.was_read(checkpoint_id, results.states)

@@ -85,7 +85,8 @@ class WindowOperator(KeyedOperator):
         self.assigner_context = AssignerContext(KeyedTimerService(self), self.runtime_context())
         self._evaluate = evaluator(spec.window_function, self._window)
         self._one = spec.aggregate is not None or spec.reduce is not None  # Otherwise a window holds a list.
-        self.clears = _clears(spec.window_function)
+        of_window, kinds = type(spec.window_function), (ProcessWindowFunction, ProcessAllWindowFunction)
+        self.clears = any(issubclass(of_window, kind) and of_window.clear is not kind.clear for kind in kinds)
         """Whether the window function drops state when a window ends."""
         self._late = 0
         self._current_key = self.backend.key_context.current_key
@@ -180,10 +181,3 @@ class WindowOperator(KeyedOperator):
 def has_default_trigger(spec: WindowSpec) -> bool:
     """Returns whether windows in time fire when they end, and not otherwise."""
     return type(spec.trigger) is (EventTimeTrigger if spec.assigner.is_event_time() else ProcessingTimeTrigger)
-
-
-def _clears(function: Any) -> bool:
-    return any(
-        isinstance(function, kind) and type(function).clear is not kind.clear
-        for kind in (ProcessWindowFunction, ProcessAllWindowFunction)
-    )
