@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ from dagster_flinkpy.connectors.postgres.committer import LedgerCommitter, Prepa
 from dagster_flinkpy.connectors.postgres.session import Session
 from dagster_flinkpy.connectors.postgres.writer import PostgresStagingWriter, PreparingWriter
 from dagster_flinkpy.datastream.connectors.base import CommitRequest, CommitterInitContext
-from dagster_flinkpy.errors import CommitRefusedError, RestoreError
+from dagster_flinkpy.errors import CommitRefusedError, FencedError, HeadLostError, RestoreError
 from dagster_flinkpy.storage.local import LocalObjectStore
 from tests.connectors.postgres.sinks import Database
 from tests.examples import examples
@@ -154,6 +155,57 @@ def test_a_prepared_transaction_that_somebody_committed_too_early_is_refused(pos
     database.sql(str(caught.value).partition("run again: ")[2])
     run(sink, tmp_path, 1)
     assert database.rows("key, time, value") == sorted(RECORDS)
+    database.sql("DROP SCHEMA {} CASCADE")
+
+
+def test_a_job_that_is_told_to_go_back_may_find_rows_of_later_checkpoints(postgres: str, tmp_path: Path) -> None:
+    """Nobody but the job has committed them. They were called prepared ones that somebody else has committed."""
+    database = Database(postgres, tmp_path / "staging")
+    database.create("key text, time bigint, value bigint")
+
+    def attempt(**options: Any) -> HarnessAttempt:
+        env = environment(1)
+        sink = database.sink(prepare_transactions=True)
+        events(env, RECORDS, per_epoch=3).rebalance().sink_to(sink).uid("sink")
+        return HarnessAttempt(env.get_job_graph(), tmp_path / "job", **options)
+
+    with attempt() as first:
+        first.run_epoch()
+    shutil.copytree(tmp_path / "job", tmp_path / "backup")
+    with attempt() as second:
+        second.run_epoch()
+    shutil.rmtree(tmp_path / "job")
+    shutil.move(tmp_path / "backup", tmp_path / "job")
+    with pytest.raises(HeadLostError, match="'chk-1' to go on from there nevertheless; first remove"), attempt():
+        pass
+    database.sql("DELETE FROM {}.t WHERE time >= 3")
+    with attempt(restore_from="chk-1") as third:
+        while not third.finished:
+            third.run_epoch()
+    assert database.rows("key, time, value") == sorted(RECORDS)
+    database.sql("DROP SCHEMA {} CASCADE")
+
+
+def test_rows_of_the_attempt_that_took_over_are_not_said_to_be_committed_too_early(
+    postgres: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The error of the one that was fenced had the statement that deletes them."""
+    database = Database(postgres, tmp_path / "staging")
+    database.create("key text, time bigint, value bigint")
+    env = environment(1)
+    events(env, RECORDS, per_epoch=3).rebalance().sink_to(database.sink(prepare_transactions=True)).uid("sink")
+    with suppress(FencedError), HarnessAttempt(env.get_job_graph(), tmp_path / "job") as old:
+        old.run_epoch()
+        check = old._transactions.check_leader
+
+        def overtaken() -> None:
+            monkeypatch.setattr(old._transactions, "check_leader", check)
+            with HarnessAttempt(env.get_job_graph(), tmp_path / "job", take_over=True) as new:
+                new.run_epoch()
+
+        monkeypatch.setattr(old._transactions, "check_leader", overtaken)
+        with pytest.raises(FencedError):
+            old._transactions.abort_lingering()
     database.sql("DROP SCHEMA {} CASCADE")
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from typing import ParamSpec, TypeVar
 from urllib.parse import urlsplit
@@ -305,14 +305,14 @@ class Committers:
         what = f"listing the open transactions of sink {uid!r}"
         return self._run(uid, what, self._committers[uid].lingering, keep)
 
-    def abort_lingering(self, latest: CheckpointMetadata | None) -> int:
-        """Aborts open transactions that the latest checkpoint does not name; returns how many."""
+    def abort_lingering(self, latest: CheckpointMetadata | None, known: Mapping[str, int]) -> int:
+        """Aborts those that the latest checkpoint does not name; returns how many. Sinks may have what is known."""
         aborted = 0
         for uid, committer in self._committers.items():
             kept = _requests(latest, uid) if latest else []
             what = f"aborting the open transactions of sink {uid!r}"
             if latest is not None and isinstance(committer, CheckpointCommitter):
-                self._run(uid, what, committer.check_committed, latest.checkpoint_id)
+                self._run(uid, what, committer.check_committed, max(latest.checkpoint_id, known.get(uid, 0)))
             aborted += self._run(uid, what, committer.abort_lingering, kept)
         return aborted
 

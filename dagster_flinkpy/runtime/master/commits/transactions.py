@@ -97,12 +97,11 @@ class Transactions:
 
     def _check_folder(self, latest: CheckpointMetadata | None) -> None:
         """Checks that the folder of the job is neither a new one nor older than what sinks have committed."""
-        url = self._store.store.url
         try:
             if self._attempt.head.new:
-                self.committers.check_new(url)
+                self.committers.check_new(self._store.store.url)
             elif latest is not None:
-                self.committers.check_not_ahead(self._attempt.next_checkpoint_id - 1, latest, url)
+                self.committers.check_not_ahead(self._attempt.next_checkpoint_id - 1, latest, self._store.store.url)
         except HeadLostError:
             self.check_leader()  # an attempt that took over may have committed meanwhile
             raise
@@ -127,22 +126,23 @@ class Transactions:
 
     def commit(self, metadata: CheckpointMetadata) -> int:
         """Commits a checkpoint. Returns how many of its committables were committed before."""
+        return self._led(lambda: self.committers.commit(metadata))
+
+    def _led(self, step: Callable[[], int]) -> int:
         try:
-            return self.committers.commit(metadata)
+            return step()
         except SinkCommitError:
-            self.check_leader()  # an attempt that took over has committed it, or keeps this one from it
+            self.check_leader()  # an attempt that took over has committed it, or more, or keeps this one from it
             raise
 
     def abort_lingering(self) -> int:
         """Aborts open transactions that no checkpoint names. Returns their number."""
         self.check_leader()
-        return self.committers.abort_lingering(self._attempt.latest)
+        return self._led(lambda: self.committers.abort_lingering(self._attempt.latest, self._restore.last_committed))
 
     def abort_left_open(self) -> None:
-        """Aborts the transactions of tasks that Spark ran again or speculatively, as there may be no next attempt.
-
-        Must not be called after an error: HEAD may name a checkpoint that this attempt does not know to be complete.
-        """
+        """Aborts those of tasks that Spark ran again or speculatively, as there may be no next attempt."""
+        # Not after an error: HEAD may name a checkpoint that this attempt does not know to be complete.
         if aborted := self.abort_lingering():
             self._progress(f"aborted {aborted} open transactions that belong to no checkpoint")
 
