@@ -76,7 +76,7 @@ class KafkaEnumerator(OpenEnumerator[OpenRanges]):
         self._restore_open(restored)
 
     def plan_epoch(self, parallelism: int) -> list[list[SourceSplit]]:
-        if not self._ended:
+        if self._open or not self._ended:
             self._assign()
         # As in Flink (KafkaSourceEnumerator), the partitions of a topic are dealt out from a subtask on.
         return self._open.shares(parallelism, lambda each: zlib.crc32(each.topic.encode()) + each.partition)

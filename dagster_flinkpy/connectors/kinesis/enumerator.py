@@ -79,7 +79,7 @@ class KinesisEnumerator(OpenEnumerator[OpenRanges]):
         return False
 
     def plan_epoch(self, parallelism: int) -> list[list[SourceSplit]]:
-        if not self._ended:
+        if self._open or not self._ended:
             self._assign()
         return self._open.shares(parallelism, lambda name: int(name.rpartition("-")[2]))
 
@@ -88,7 +88,7 @@ class KinesisEnumerator(OpenEnumerator[OpenRanges]):
         now = self._now()
         if self._began_ms is None:
             self._began_ms = max(now, self._stream.told_ms)
-        self._give_up(shards)
+        self._check_open(shards)
         self._forget(shards)
         self._check_same(shards)
         for name in sorted(shards.keys() - self._shards.keys()):
@@ -109,13 +109,31 @@ class KinesisEnumerator(OpenEnumerator[OpenRanges]):
             return int(starting.timestamp() * 1000)
         return now if starting == "latest" else None
 
-    def _give_up(self, shards: dict[str, Shard]) -> None:
-        """Gives up the rest of ranges that a checkpoint has cut, if their retention has passed since."""
+    def _check_open(self, shards: dict[str, Shard]) -> None:
+        """Looks for the rest of ranges that a checkpoint has cut, if their first records may be gone."""
         horizon = self._now() - self._stream.retention_ms() if self._open else 0
-        for name in sorted(self._open):
-            if name not in shards or self._shards[name].known_ms < horizon:
+        for name, split in sorted(self._open.items()):
+            if name in shards and split.properties.get("arrived_ms", 0) >= horizon:  # earlier releases did not keep it
+                continue
+            there = self._count(name, split) if name in shards else 0
+            gone = int(split.properties["records"]) - there
+            if gone > split.offset:
                 self._expired(f"shard {name} no longer has the rest of what a checkpoint has read in part")
+            if there > 0:  # readers count from the oldest record
+                left = replace(split, properties={**split.properties, "records": there})
+                self._open[name] = left.advanced(max(split.offset - gone, 0), finished=False)
+            else:
                 del self._open[name]
+
+    def _count(self, name: str, split: SourceSplit) -> int:
+        """Returns how many records of a range are still there."""
+        count, last = 0, int(split.properties["last"])
+        for page in self._stream.pages(name, Position.from_json(split.properties)):
+            numbers = [int(record["SequenceNumber"]) for record in page.records]
+            count += sum(number <= last for number in numbers)
+            if page.closed or page.behind_ms == 0 or any(number >= last for number in numbers):
+                break
+        return count
 
     def _forget(self, shards: dict[str, Shard]) -> None:
         """Forgets shards that no longer exist. They should have been read to their ends."""
@@ -176,7 +194,7 @@ class KinesisEnumerator(OpenEnumerator[OpenRanges]):
         most_bytes = None if limits.bytes is None else limits.bytes // shares
         stop = self._began_ms if self._source.bounded is not False else None
         count = size = 0
-        last, done, known, behind = None, False, progress.known_ms, 0
+        first, last, done, known, behind = None, None, False, progress.known_ms, 0
         for page in self._stream.pages(name, progress):
             full = False
             for record in page.records:
@@ -187,7 +205,7 @@ class KinesisEnumerator(OpenEnumerator[OpenRanges]):
                 )
                 if done or full:
                     break
-                last, known = record["SequenceNumber"], arrived
+                first, last, known = arrived if first is None else first, record["SequenceNumber"], arrived
                 count, size = count + 1, size + len(record["Data"])
             if full:
                 behind = max(now - known, 0)
@@ -199,7 +217,7 @@ class KinesisEnumerator(OpenEnumerator[OpenRanges]):
         self._behind_ms = max(self._behind_ms or 0, behind)
         if last is None:
             return replace(progress, known_ms=known, done=done)
-        begins = {"after": progress.after, "since_ms": progress.since_ms}
+        begins = {"after": progress.after, "since_ms": progress.since_ms, "arrived_ms": first}
         self._open[name] = SourceSplit(f"{name}@{last}", {**begins, "shard": name, "last": last, "records": count})
         return replace(progress, after=last, since_ms=None, known_ms=known, done=done)
 

@@ -371,6 +371,26 @@ def test_a_range_that_is_gone_since_a_part_of_it_was_read_is_as_any_position(
             assert plan(goes_on) == {}
 
 
+def test_a_bounded_range_that_is_gone_since_a_part_of_it_was_read_is_as_any_position() -> None:
+    """All of it was planned, so nobody looked whether it is still there."""
+    topics = FakeTopics({"t": [FakePartition(end=9)]})
+
+    def source(**properties: str) -> KafkaSource:
+        made = KafkaSource.builder().set_bootstrap_servers("b").set_topics("t").set_properties(properties)
+        made = made.set_bounded(KafkaOffsetsInitializer.latest())
+        return made.set_value_only_deserializer(SimpleStringSchema()).build()
+
+    with topics.serving():
+        enumerator = source().create_enumerator(None)
+        [[split]] = enumerator.plan_epoch(1)
+        enumerator.on_epoch_read([split.advanced(3, finished=False)])
+        topics.topics["t"][0].expire(5)
+        with pytest.raises(InputExpiredError, match=r"from 3 up to 4 are gone, because .* set_property"):
+            restored(source(), enumerator).plan_epoch(1)
+        goes_on = restored(source(**{"auto.offset.reset": "earliest"}), enumerator)
+        assert (plan(goes_on), plan(goes_on), goes_on.exhausted) == ({0: (5, 9)}, {}, True)
+
+
 def test_a_topic_that_was_made_anew_is_refused_however_many_records_it_has(caplog: pytest.LogCaptureFixture) -> None:
     """Records of the new topic were never read up to the number of those in the old one."""
     topics = FakeTopics({"t": [FakePartition()]})

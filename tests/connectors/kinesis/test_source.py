@@ -314,11 +314,12 @@ def test_records_that_may_be_gone_are_an_error_unless_the_source_goes_on(stream:
 
 
 @pytest.mark.parametrize("splits", [False, True])
+@pytest.mark.parametrize("bounded", [False, True])
 def test_the_rest_of_a_range_that_is_gone_is_an_error_unless_the_source_goes_on(
-    stream: FakeKinesis, splits: bool
+    stream: FakeKinesis, splits: bool, bounded: bool
 ) -> None:
     """Nothing but an empty state helped, whatever the source said."""
-    job = Job(stream)
+    job = Job(stream, bounded=bounded)
     stream.put("a", "lost")
     (split,) = job.plan()
     job.enumerator.on_epoch_read([split.advanced(1, finished=False)])
@@ -330,8 +331,28 @@ def test_the_rest_of_a_range_that_is_gone_is_an_error_unless_the_source_goes_on(
         with pytest.raises(InputExpiredError, match=r"no longer has the rest .* after_expiry='trim_horizon'"):
             job.plan()
         job.restore()
-    job.restore(after_expiry="trim_horizon")
-    assert (job.epoch(), job.epoch()) == (["b"], [])
+    job.restore(after_expiry="trim_horizon", bounded=bounded)
+    assert (job.epoch(), job.epoch()) == ([] if bounded else ["b"], [])
+
+
+@pytest.mark.parametrize("read", [0, 1, 2, 3])
+def test_a_range_whose_first_records_are_gone_is_read_on(stream: FakeKinesis, read: int) -> None:
+    """If all of these were read, nothing is missing; but the job tried again for ever, whatever the source said."""
+    job = Job(stream)
+    stream.put("a", "b")
+    stream.pass_hours(20)
+    stream.put("c", "d")
+    (split,) = job.plan()
+    job.enumerator.on_epoch_read([split.advanced(read, finished=False)])
+    stream.pass_hours(5)
+    stream.put("e")
+    job.restore()
+    if read < 2:
+        with pytest.raises(InputExpiredError, match=r"no longer has the rest .* after_expiry='trim_horizon'"):
+            job.plan()
+        job.restore(after_expiry="trim_horizon")
+    assert job.epoch() == ["c", "d"][max(read - 2, 0) :]
+    assert job.epoch() == ["e"]
 
 
 def test_a_shard_that_is_gone_before_it_was_read(stream: FakeKinesis) -> None:
