@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from bisect import bisect_left, bisect_right
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 
@@ -78,10 +79,11 @@ class SharedStateRegistry:
         Args:
             retained: The checkpoints that are kept or pending.
         """
+        ordered = sorted(retained)  # Both files and checkpoints may be thousands.
         unused = {
             path
             for path, entry in self._entries.items()
-            if not any(entry.created_by <= checkpoint_id <= entry.last_used for checkpoint_id in retained)
+            if bisect_left(ordered, entry.created_by) == bisect_right(ordered, entry.last_used)
         }
         for path in unused:
             del self._entries[path]

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -71,3 +73,21 @@ def test_a_file_is_as_old_as_its_name_says() -> None:
     registry.register_all(6, ())
     assert registry.unregister_unused({3, 6}) == set()
     assert registry.unregister_unused({6}) == {path}
+
+
+def test_retained_checkpoints_are_not_looked_through_for_each_file() -> None:
+    registry = SharedStateRegistry()
+    for checkpoint_id in range(100):
+        registry.register_all(checkpoint_id, {str(checkpoint_id)})
+
+    class Counted(list[int]):
+        looks = 0
+
+        def __iter__(self) -> Iterator[int]:
+            for checkpoint_id in super().__iter__():
+                self.looks += 1
+                yield checkpoint_id
+
+    retained = Counted(range(1, 100))
+    assert registry.unregister_unused(retained) == {"0"}
+    assert retained.looks == 99
