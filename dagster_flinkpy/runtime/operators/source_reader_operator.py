@@ -141,7 +141,7 @@ class SourceReaderOperator(SourceOperator, SourceReaderContext, CheckpointedFunc
             self._forget_answered()
             while self._goes_on(told):
                 self._pause_splits()
-                if self.is_ahead:
+                if self.is_ahead and self._status is not InputStatus.END_OF_INPUT:
                     self.context.send_status(False)  # it may have input
                 else:
                     self._poll()

@@ -531,6 +531,11 @@ def test_a_reader_that_waits_for_others_is_no_longer_idle(tmp_path: Path) -> Non
     assert reads_on()[-1] is True
     task.set_limits({"numbers": -10})  # so it is not polled, and may have more
     assert reads_on()[-1] is False
+    task.set_limits({})
+    world.released.set()
+    assert reads_on()[-1] is True, "it has read all"
+    task.set_limits({"numbers": -10})
+    assert reads_on()[-1] is True, "event time does not wait for it"
 
 
 @settings(max_examples=examples(40))
