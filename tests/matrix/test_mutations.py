@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from dagster_flinkpy.datastream.program.job_graph import JobGraph
 from dagster_flinkpy.runtime.operators import collector, function_operators
 from dagster_flinkpy.runtime.shuffle.batch import StreamBatch
-from dagster_flinkpy.runtime.task import operator_task
+from dagster_flinkpy.runtime.task import stream_task
 from dagster_flinkpy.runtime.task.operator_task import OperatorTask
 from dagster_flinkpy.state import overlay_table
 from tests.matrix.cases import any_order, in_order
@@ -31,13 +31,19 @@ def sources_share_one_event_time() -> Iterator[None]:
     one = "sources"
     real_watermark, real_status = OperatorTask.send_watermark, OperatorTask.send_status
 
-    def origins(graph: JobGraph, uid: str) -> tuple[str, ...]:
-        return (one,)
+    origins = property(lambda graph: {v.uid: (one,) for v in graph.vertices})
+    output, origins_of = stream_task.writer_output, JobGraph.watermark_origins
+
+    def combining(*args: Any) -> Any:
+        """Who combines records knows the sources apart."""
+        with mock.patch.object(JobGraph, "watermark_origins", origins_of):
+            return output(*args)
 
     with ExitStack() as stack:
-        stack.enter_context(mock.patch.object(operator_task, "watermark_origins", origins))
+        stack.enter_context(mock.patch.object(JobGraph, "watermark_origins", origins))
+        stack.enter_context(mock.patch.object(stream_task, "writer_output", combining))
         for name, real in (("send_watermark", real_watermark), ("send_status", real_status)):
-            merged = lambda task, origin, what, real=real: real(task, one, what)  # noqa: E731
+            merged = lambda task, _, *what, real=real, **named: real(task, one, *what, **named)  # noqa: E731
             stack.enter_context(mock.patch.object(OperatorTask, name, merged))
         yield
 
