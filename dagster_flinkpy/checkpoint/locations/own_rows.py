@@ -12,7 +12,6 @@ from dagster_flinkpy.connectors.commit.table_sink import TableSink
 from dagster_flinkpy.connectors.files.parquet_source import ParquetSource
 from dagster_flinkpy.connectors.lake.lake_sink import LakeSink
 from dagster_flinkpy.connectors.postgres.change_source import PostgresChangeSource
-from dagster_flinkpy.connectors.postgres.sql_types import table_uri
 from dagster_flinkpy.connectors.sources.input_files import is_hidden
 from dagster_flinkpy.datastream.connectors.file_system import FileSink, FileSource
 from dagster_flinkpy.datastream.operator_specs import SinkSpec, SourceSpec
@@ -21,6 +20,9 @@ from dagster_flinkpy.errors import ConfigurationError
 from dagster_flinkpy.storage import StorageLocation
 
 __all__ = ["check_own_rows"]
+
+_SERVER = ("service", "host", "hostaddr", "port", "dbname")
+"""What conninfo says of the server and its database; not who connects, and how."""
 
 
 def check_own_rows(graph: JobGraph, job_id: str) -> None:
@@ -55,11 +57,14 @@ def check_own_rows(graph: JobGraph, job_id: str) -> None:
 
 
 def _check_slots(sources: Iterable[JobVertex]) -> None:
-    users = dict[tuple[str, str], str]()
+    users = dict[tuple[str, ...], str]()
     for vertex in sources:
         source = vertex.spec.source if isinstance(vertex.spec, SourceSpec) else None
         if isinstance(source, PostgresChangeSource):
-            slot = table_uri(source.conninfo, None, ""), source.slot
+            from psycopg.conninfo import conninfo_to_dict
+
+            given = conninfo_to_dict(source.conninfo)
+            slot = source.slot, *(str(given.get(each)) for each in _SERVER)
             if (other := users.setdefault(slot, vertex.uid)) != vertex.uid:
                 raise ConfigurationError(
                     f"sources {other!r} and {vertex.uid!r} read from the same replication slot, {source.slot!r}: what "
