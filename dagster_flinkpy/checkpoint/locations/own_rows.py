@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fnmatch
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from itertools import product
 from typing import Any, cast
 
@@ -61,9 +62,12 @@ def _check_slots(sources: Iterable[JobVertex]) -> None:
     for vertex in sources:
         source = vertex.spec.source if isinstance(vertex.spec, SourceSpec) else None
         if isinstance(source, PostgresChangeSource):
+            from psycopg import ProgrammingError
             from psycopg.conninfo import conninfo_to_dict
 
-            given = conninfo_to_dict(source.conninfo)
+            given = dict[str, Any]()
+            with suppress(ProgrammingError):  # the source says so when it connects
+                given = conninfo_to_dict(source.conninfo)
             slot = source.slot, *(str(given.get(each)) for each in _SERVER)
             if (other := users.setdefault(slot, vertex.uid)) != vertex.uid:
                 raise ConfigurationError(

@@ -227,5 +227,6 @@ def test_sources_with_the_same_replication_slot_are_refused() -> None:
         check_own_rows(program(("postgresql://u:x@db/shop", "a"), ("host=db dbname=shop user=v", "a")), "job")
     check_own_rows(program(("postgresql://db/shop", "a"), ("postgresql://db/shop", "b")), "job")
     check_own_rows(program(("postgresql://shard1/shop", "a"), ("postgresql://shard2/shop", "a")), "job")
+    check_own_rows(program(("what is this", "a")), "job")  # the source says so when it connects
     for servers in (("service=one", "service=two"), ("postgresql:///shop?host=/one", "postgresql:///shop?host=/two")):
         check_own_rows(program(*((server, "a") for server in servers)), "job")
