@@ -115,25 +115,26 @@ class KinesisEnumerator(OpenEnumerator[OpenRanges]):
         for name, split in sorted(self._open.items()):
             if name in shards and split.properties.get("arrived_ms", 0) >= horizon:  # earlier releases did not keep it
                 continue
-            there = self._count(name, split) if name in shards else 0
+            there, arrived_ms = self._count(name, split) if name in shards else (0, 0)
             gone = int(split.properties["records"]) - there
             if gone > split.offset:
                 self._expired(f"shard {name} no longer has the rest of what a checkpoint has read in part")
             if there > 0:  # readers count from the oldest record
-                left = replace(split, properties={**split.properties, "records": there})
+                left = replace(split, properties={**split.properties, "records": there, "arrived_ms": arrived_ms})
                 self._open[name] = left.advanced(max(split.offset - gone, 0), finished=False)
             else:
                 del self._open[name]
 
-    def _count(self, name: str, split: SourceSplit) -> int:
-        """Returns how many records of a range are still there."""
-        count, last = 0, int(split.properties["last"])
+    def _count(self, name: str, split: SourceSplit) -> tuple[int, int]:
+        """Returns how many records of a range are still there, and when the first of them arrived."""
+        count, last, arrived_ms = 0, int(split.properties["last"]), 0
         for page in self._stream.pages(name, Position.from_json(split.properties)):
+            arrived_ms = arrived_ms or next(map(arrival_ms, page.records), 0)
             numbers = [int(record["SequenceNumber"]) for record in page.records]
             count += sum(number <= last for number in numbers)
             if page.closed or page.behind_ms == 0 or any(number >= last for number in numbers):
                 break
-        return count
+        return count, arrived_ms
 
     def _forget(self, shards: dict[str, Shard]) -> None:
         """Forgets shards that no longer exist. They should have been read to their ends."""
