@@ -68,7 +68,7 @@ from dagster_flinkpy.orchestration import (
 from dagster_flinkpy.orchestration.flink_job import JOB_TAG, flink_job
 from dagster_flinkpy.orchestration.runs import partitioned_run
 from dagster_flinkpy.orchestration.runs.backfill_runs import continues_backfill
-from dagster_flinkpy.orchestration.runs.partition_start import time_partition
+from dagster_flinkpy.orchestration.runs.partition_start import time_partitions
 from dagster_flinkpy.orchestration.runs.runs_of_job import works_on
 from dagster_flinkpy.runtime.master.job import JobAttempt
 from dagster_flinkpy.storage import StorageLocation
@@ -580,7 +580,7 @@ def test_runs_of_a_backfill_go_in_order_of_their_partitions(instance: DagsterIns
     said: list[str] = []
 
     def goes_on(run: DagsterRun, ordinal: int, pool: str | None = None) -> bool:
-        first_day = time_partition(WEEK, KEYS[ordinal])
+        first_day = time_partitions(WEEK, [KEYS[ordinal]])[0]
         return continues_backfill(
             instance, run, job, [], WEEK, first_day, store, pool=pool, log=said.append, sleep=sleep
         )

@@ -38,7 +38,7 @@ from dagster_flinkpy.orchestration.flink_job import JOB_TAG, FlinkJob, flink_job
 from dagster_flinkpy.orchestration.runs import backfill_runs, exclusive_run
 from dagster_flinkpy.orchestration.runs.backfill_runs import continues_backfill
 from dagster_flinkpy.orchestration.runs.exclusive_run import await_exclusive_run
-from dagster_flinkpy.orchestration.runs.partition_start import time_partition
+from dagster_flinkpy.orchestration.runs.partition_start import time_partitions
 from dagster_flinkpy.runtime.master import job as job_loop
 from dagster_flinkpy.storage import StorageLocation, lease
 from tests.orchestration.runs.test_partitioned_run import KEYS, WEEK, Deployment, letters, straight_run
@@ -326,7 +326,7 @@ class Turns:
         await_exclusive_run(self.instance, self.job, [], run, self.store, self.said.append, sleep=self.clock.sleep)
 
     def goes_on(self, run: DagsterRun) -> bool:
-        first = time_partition(WEEK, run.tags[PARTITION_NAME_TAG])
+        first = time_partitions(WEEK, [run.tags[PARTITION_NAME_TAG]])[0]
         return continues_backfill(
             self.instance,
             run,

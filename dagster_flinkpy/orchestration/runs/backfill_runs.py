@@ -38,7 +38,7 @@ from dagster_flinkpy.orchestration.runs.exclusive_run import (
     step_began,
     utc,
 )
-from dagster_flinkpy.orchestration.runs.partition_start import time_partition
+from dagster_flinkpy.orchestration.runs.partition_start import time_partitions
 from dagster_flinkpy.orchestration.runs.runs_of_job import works_on
 from dagster_flinkpy.storage import lease
 from dagster_flinkpy.storage.object_store import ObjectStore
@@ -96,7 +96,8 @@ def continues_backfill(
         ended = {record.dagster_run.run_id: record.end_time or 0.0 for record in records}
         others = [record.dagster_run for record in records if record.dagster_run.run_id != run.run_id]
         ours = [other for other in others if works_on(instance, other, job.job_id, keys)]
-        last = {other.run_id: time_partition(partitions_def, _range_of(other)[1]) for other in ours}
+        ends = time_partitions(partitions_def, [_range_of(other)[1] for other in ours])
+        last = {other.run_id: end for other, end in zip(ours, ends, strict=True)}
         earlier = [other for other in ours if last[other.run_id].ordinal < first.ordinal]
         open_runs = [other for other in earlier if not other.is_finished]
         if not open_runs:
@@ -130,7 +131,7 @@ def continues_backfill(
     began = [_range_of(other)[0] for other in ours]
     # What the backfill was asked for tells of runs whose records were deleted.
     asked = _partitions_of(instance, backfill, keys)
-    return any(time_partition(partitions_def, key).ordinal < first.ordinal for key in (*began, *asked))
+    return any(each.ordinal < first.ordinal for each in time_partitions(partitions_def, [*began, *asked]))
 
 
 def _backfill_of(instance: DagsterInstance, run: DagsterRun) -> str | None:

@@ -19,24 +19,27 @@ from dagster_flinkpy.errors import ConfigurationError, RestoreError
 if TYPE_CHECKING:
     from dagster_flinkpy.checkpoint.metadata import CheckpointMetadata
 
-__all__ = ["PartitionStart", "outdated", "partition_start", "refuse_other_window", "renumbered", "time_partition"]
+__all__ = ["PartitionStart", "outdated", "partition_start", "refuse_other_window", "renumbered", "time_partitions"]
 
 
-def time_partition(partitions_def: PartitionsDefinition, key: str) -> TimePartition:
-    """Returns the partition with a key.
+def time_partitions(partitions_def: PartitionsDefinition, keys: Iterable[str]) -> list[TimePartition]:
+    """Returns the partitions with some keys, in the order of the keys.
 
     Raises:
-        ConfigurationError: No partition has this key.
+        ConfigurationError: No partition has one of these keys.
     """
-    if not partitions_def.has_partition_key(key):
-        raise ConfigurationError(
-            f"there is no partition {key!r}: the first is {partitions_def.get_first_partition_key()}, the last "
-            f"{partitions_def.get_last_partition_key()}"
-        )
-    window = partitions_def.time_window_for_partition_key(key)
-    earlier = TimeWindow(_first_start(partitions_def), window.start)
-    ordinal = partitions_def.get_num_partitions_in_window(earlier) if earlier.end > earlier.start else 0
-    return TimePartition(key, window.start, window.end, ordinal)
+    # To count the partitions before a single one takes Dagster as long as to list all, for most schedules.
+    ordinals = {key: ordinal for ordinal, key in enumerate(partitions_def.get_partition_keys())}
+    found = []
+    for key in keys:
+        if key not in ordinals:
+            raise ConfigurationError(
+                f"there is no partition {key!r}: the first is {partitions_def.get_first_partition_key()}, the last "
+                f"{partitions_def.get_last_partition_key()}"
+            )
+        window = partitions_def.time_window_for_partition_key(key)
+        found.append(TimePartition(key, window.start, window.end, ordinals[key]))
+    return found
 
 
 @dataclass(frozen=True)

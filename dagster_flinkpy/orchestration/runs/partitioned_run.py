@@ -25,7 +25,7 @@ from dagster_flinkpy.orchestration.runs.partition_start import (
     partition_start,
     refuse_other_window,
     renumbered,
-    time_partition,
+    time_partitions,
 )
 from dagster_flinkpy.orchestration.runs.report import checkpoint_line
 from dagster_flinkpy.orchestration.runs.termination import interrupts_passed_to
@@ -74,7 +74,7 @@ def run_partitions(
         Failure: The run has failed.
     """
     context = run.context
-    partitions = sorted((time_partition(partitions_def, k) for k in context.partition_keys), key=lambda p: p.ordinal)
+    partitions = sorted(time_partitions(partitions_def, context.partition_keys), key=lambda p: p.ordinal)
     attempt = _attempt(run, config, job, storage, spark, partitions_def, partitions[0], pool)
     completed: dict[str, CompletedEpoch] = {}
     try:

@@ -15,7 +15,7 @@ from dagster import (
 
 from dagster_flinkpy.checkpoint.partitions import PartitionEnd
 from dagster_flinkpy.errors import ConfigurationError, RestoreError
-from dagster_flinkpy.orchestration.runs.partition_start import outdated, partition_start, renumbered, time_partition
+from dagster_flinkpy.orchestration.runs.partition_start import outdated, partition_start, renumbered, time_partitions
 
 WEEK = DailyPartitionsDefinition("2024-03-01", end_date="2024-03-08")
 KEYS = [f"2024-03-0{i}" for i in range(1, 8)]
@@ -38,7 +38,7 @@ def test_what_begins_with_an_outdated_end_state_is_outdated_too() -> None:
 
 
 def test_the_first_partition_starts_from_nothing() -> None:
-    assert start((), time_partition(WEEK, KEYS[0]), KEYS.__getitem__).checkpoint_id is None
+    assert start((), time_partitions(WEEK, [KEYS[0]])[0], KEYS.__getitem__).checkpoint_id is None
 
 
 def test_where_no_end_state_is_it_is_said_that_they_may_be_elsewhere() -> None:
@@ -46,7 +46,7 @@ def test_where_no_end_state_is_it_is_said_that_they_may_be_elsewhere() -> None:
         "If the job has run before, put its checkpoints back into s3://b/letters, which has none. Otherwise first run"
     )
     with pytest.raises(RestoreError, match=said):
-        start((), time_partition(WEEK, KEYS[1]), KEYS.__getitem__)
+        start((), time_partitions(WEEK, [KEYS[1]])[0], KEYS.__getitem__)
 
 
 def test_end_states_are_found_when_the_definition_begins_earlier_now() -> None:
@@ -55,8 +55,8 @@ def test_end_states_are_found_when_the_definition_begins_earlier_now() -> None:
     assert [each.ordinal for each in kept] == [2, 3]
     key_of = earlier.get_partition_keys().__getitem__
     with pytest.raises(RestoreError, match="end state of 2024-02-28, which is not kept"):
-        start(kept, time_partition(earlier, "2024-02-29"), key_of)
-    assert start(kept, time_partition(earlier, KEYS[2]), key_of).checkpoint_id == 2
+        start(kept, time_partitions(earlier, ["2024-02-29"])[0], key_of)
+    assert start(kept, time_partitions(earlier, [KEYS[2]])[0], key_of).checkpoint_id == 2
 
 
 def test_a_definition_that_begins_later_goes_on_from_the_end_state_before_its_start() -> None:
@@ -64,21 +64,35 @@ def test_a_definition_that_begins_later_goes_on_from_the_end_state_before_its_st
     kept = renumbered([end(0, 1), end(1, 2), end(6, 3)], later, job_id="letters")
     assert [each.ordinal for each in kept] == [-2, -1, 4]
     key_of = later.get_partition_keys().__getitem__
-    assert start(kept, time_partition(later, KEYS[2]), key_of).checkpoint_id == 2
-    assert start(kept[:1], time_partition(later, KEYS[2]), key_of).checkpoint_id is None
+    assert start(kept, time_partitions(later, [KEYS[2]])[0], key_of).checkpoint_id == 2
+    assert start(kept[:1], time_partitions(later, [KEYS[2]])[0], key_of).checkpoint_id is None
     with pytest.raises(RestoreError, match=f"No partition before it has one.*--partition-range {KEYS[2]}...{KEYS[4]}"):
-        start(kept, time_partition(later, KEYS[5]), key_of)
+        start(kept, time_partitions(later, [KEYS[5]])[0], key_of)
 
 
 def test_a_definition_that_begins_amid_a_day_has_its_first_partition_on_the_next() -> None:
     amid = DailyPartitionsDefinition(datetime(2024, 3, 1, 5), end_date=datetime(2024, 3, 8))
     keys = amid.get_partition_keys()
     assert keys[0] == KEYS[1]
-    assert [time_partition(amid, key).ordinal for key in keys] == [*range(len(keys))]
+    assert [time_partitions(amid, [key])[0].ordinal for key in keys] == [*range(len(keys))]
     kept = renumbered([end(0, 1), end(1, 2)], amid, job_id="letters")
     assert [each.ordinal for each in kept] == [-1, 0]
-    again = start(kept[1:], time_partition(amid, KEYS[1]), keys.__getitem__)
+    again = start(kept[1:], time_partitions(amid, [KEYS[1]])[0], keys.__getitem__)
     assert again.checkpoint_id is None, "not its own end state, which has counted its rows"
+
+
+def test_partitions_before_each_are_not_counted_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Dagster counts those of weeks, and of most schedules, by going over all of them."""
+    weeks = WeeklyPartitionsDefinition("2022-01-02", end_date="2024-01-07")
+    keys, counted = weeks.get_partition_keys(), list[object]()
+    for name in ("get_partition_keys", "get_num_partitions_in_window"):
+        real = getattr(TimeWindowPartitionsDefinition, name)
+        monkeypatch.setattr(
+            TimeWindowPartitionsDefinition, name, lambda *args, real=real: counted.append(args) or real(*args)
+        )
+    found = time_partitions(weeks, keys[::-1])
+    assert [(each.key, each.ordinal) for each in found] == [*zip(keys, range(len(keys)), strict=True)][::-1]
+    assert len(counted) == 1
 
 
 def test_end_states_behind_the_end_of_the_definition_have_ordinals_too() -> None:
@@ -102,7 +116,7 @@ def test_a_definition_with_other_windows_is_refused(other: TimeWindowPartitionsD
 
 def test_what_is_excluded_before_it_has_run_is_skipped_and_what_has_run_is_not_excluded() -> None:
     weekend = DailyPartitionsDefinition(KEYS[0], end_date="2024-03-08", exclusions=["0 0 * * 0,6"])
-    monday = time_partition(weekend, KEYS[3])
+    monday = time_partitions(weekend, [KEYS[3]])[0]
     kept = renumbered([end(0, 1)], weekend, job_id="letters")
     assert start(kept, monday, weekend.get_partition_keys().__getitem__).checkpoint_id == 1
     with pytest.raises(ConfigurationError, match=r"'2024-03-02'.* it is excluded now.* empty its input, and run it"):

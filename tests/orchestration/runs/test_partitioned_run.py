@@ -60,7 +60,7 @@ from dagster_flinkpy.orchestration import (
 )
 from dagster_flinkpy.orchestration.flink_job import JOB_TAG
 from dagster_flinkpy.orchestration.runs.partition_start import (
-    time_partition,
+    time_partitions,
 )
 from dagster_flinkpy.orchestration.runs.runs_of_job import recent_runs
 from dagster_flinkpy.runtime.master.job import JobAttempt
@@ -428,9 +428,9 @@ def test_a_run_that_is_terminated_keeps_the_partitions_that_are_complete(
 
 def test_a_partition_outside_the_definition() -> None:
     with pytest.raises(ConfigurationError, match="the first is 2024-03-01, the last 2024-03-07"):
-        time_partition(WEEK, "2024-04-01")
-    assert time_partition(WEEK, "2024-03-03").ordinal == 2
-    assert time_partition(WEEK, "2024-03-01") == TimePartition(
+        time_partitions(WEEK, ["2024-04-01"])[0]
+    assert time_partitions(WEEK, ["2024-03-03"])[0].ordinal == 2
+    assert time_partitions(WEEK, ["2024-03-01"])[0] == TimePartition(
         "2024-03-01", datetime(2024, 3, 1, tzinfo=timezone.utc), datetime(2024, 3, 2, tzinfo=timezone.utc), 0
     )
 
