@@ -300,8 +300,9 @@ class LocalObjectStore(ObjectStore):
                         for file in hidden.glob("tmp-*"):
                             if file.stat().st_mtime < time.time() - _STALE_SECONDS:
                                 file.unlink()
-                        if os.listdir(directory) != [HIDDEN] or os.listdir(hidden) != ["lock"]:
-                            return
+                        with os.scandir(directory) as entries:  # The first ones will do: there may be very many.
+                            if any(entry.name != HIDDEN for entry in entries) or os.listdir(hidden) != ["lock"]:
+                                return
                         (hidden / "lock").unlink()
                         hidden.rmdir()
                 directory.rmdir()

@@ -444,3 +444,32 @@ def test_a_folder_that_another_process_deletes_while_it_is_made(
     LocalObjectStore(tmp_path / "store").put("a", b"1")
     assert deleted
     assert (tmp_path / "store" / "a").read_bytes() == b"1"
+
+
+def test_a_folder_is_not_listed_whole_for_each_object_that_is_deleted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = LocalObjectStore(tmp_path)
+    (tmp_path / "many").mkdir()
+    for i in range(100):
+        (tmp_path / f"many/{i:02}").touch()
+    seen: list[str] = []
+    listdir, scandir = os.listdir, os.scandir
+
+    class Counted:
+        def __init__(self, path: Any) -> None:
+            self.entries = scandir(path)
+
+        def __enter__(self) -> Any:
+            return (seen.append(entry.name) or entry for entry in self.entries)
+
+        def __exit__(self, *error: object) -> None:
+            self.entries.close()
+
+    monkeypatch.setattr(os, "listdir", lambda path: [seen.append(name) or name for name in listdir(path)])
+    monkeypatch.setattr(os, "scandir", Counted)
+    store.delete_many([f"many/{i:02}" for i in range(50)])
+    assert len(seen) <= 2 * 50, "one object that is left is enough, beside the hidden folder"
+    monkeypatch.undo()
+    store.delete_many([f"many/{i:02}" for i in range(50, 100)])
+    assert everything(tmp_path) == []
