@@ -58,6 +58,7 @@ _UNKNOWN = "?"
 _LONG = 10_000
 """Bytes of which there are more, such as those of an array, are hashed."""
 _MANY_OPERATORS = 500
+"""From so many descriptions on, an operator without a uid is described once."""
 _MOST_VALUES = 200_000
 """A setting with more values than this is not compared, such as a huge table or a client with all its connections."""
 

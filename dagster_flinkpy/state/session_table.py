@@ -23,8 +23,6 @@ Mask = npt.NDArray[np.bool_]
 
 _SPARE_SESSIONS = 65_536
 """Compaction waits until there are this many sessions more than twice those in use."""
-
-
 _FEW_KEYS = 8
 """The sessions of so many keys are followed one by one: columns of few numbers take longer than the numbers do."""
 
