@@ -23,7 +23,7 @@ from dagster_flinkpy.checkpoint.coordinator.instructions import WriteMetadata
 from dagster_flinkpy.checkpoint.coordinator.statistics import CheckpointStatistics
 from dagster_flinkpy.checkpoint.coordinator.timeline import CheckpointTimeline
 from dagster_flinkpy.checkpoint.forks.fork_sinks import refuse_sinks_of_origins
-from dagster_flinkpy.checkpoint.locations.own_rows import check_own_rows
+from dagster_flinkpy.checkpoint.locations.input_conflicts import check_input_conflicts
 from dagster_flinkpy.checkpoint.locations.savepoint_target import check_job
 from dagster_flinkpy.checkpoint.metadata import STOPPED, CheckpointMetadata
 from dagster_flinkpy.checkpoint.operator_program import operator_folders
@@ -153,7 +153,7 @@ class JobAttempt(AttemptRuns):
         self._location = config.storage.child(config.job_id)
         self._folders = tuple(url for v in graph.vertices for url in operator_folders(v.spec))  # read or written
         check_job(self._location, self._folders)
-        check_own_rows(graph, config.job_id)
+        check_input_conflicts(graph, config.job_id)
         self._program = graph = bind_blocking_edges(graph.split(), self._location.child(EXCHANGE_FOLDER))
         self.graph = graph if parallelism is None else graph.with_parallelism(parallelism)
         self.committed_on_recovery = 0

@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from dagster_flinkpy.checkpoint.locations.own_rows import check_own_rows
+from dagster_flinkpy.checkpoint.locations.input_conflicts import check_input_conflicts
 from dagster_flinkpy.common import Configuration, Types, WatermarkStrategy
 from dagster_flinkpy.connectors import CsvSink, DeltaSink, ParquetSink, ParquetSource, PostgresChangeSource
 from dagster_flinkpy.datastream import StreamExecutionEnvironment
@@ -58,7 +58,7 @@ def parquet(location: Any, **options: Any) -> ParquetSource:
 )
 def test_a_sink_that_writes_where_a_source_reads_is_refused(source: Any, sink: Any) -> None:
     with pytest.raises(ConfigurationError, match=r"sink 'table' writes into .*data.*, where source 'rows' finds its"):
-        check_own_rows(graph(source, sink), "job")
+        check_input_conflicts(graph(source, sink), "job")
 
 
 @pytest.mark.parametrize(
@@ -75,14 +75,14 @@ def test_a_sink_that_writes_where_a_source_reads_is_refused(source: Any, sink: A
     ],
 )
 def test_another_place_is_not(source: Any, sink: Any) -> None:
-    check_own_rows(graph(source, sink), "job")
+    check_input_conflicts(graph(source, sink), "job")
 
 
 def test_a_link_to_the_input_is_no_other_place(tmp_path: Path) -> None:
     (tmp_path / "data").mkdir()
     (tmp_path / "link").symlink_to(tmp_path / "data")
     with pytest.raises(ConfigurationError, match="read its own rows as new ones"):
-        check_own_rows(graph(parquet(str(tmp_path / "data")), ParquetSink(str(tmp_path / "link/clean"))), "job")
+        check_input_conflicts(graph(parquet(str(tmp_path / "data")), ParquetSink(str(tmp_path / "link/clean"))), "job")
 
 
 def test_such_a_program_does_not_run(tmp_path: Path) -> None:
@@ -224,9 +224,9 @@ def test_sources_with_the_same_replication_slot_are_refused() -> None:
         return env.get_job_graph()
 
     with pytest.raises(ConfigurationError, match="sources 't0' and 't1' read from the same replication slot, 'a'"):
-        check_own_rows(program(("postgresql://u:x@db/shop", "a"), ("host=db dbname=shop user=v", "a")), "job")
-    check_own_rows(program(("postgresql://db/shop", "a"), ("postgresql://db/shop", "b")), "job")
-    check_own_rows(program(("postgresql://shard1/shop", "a"), ("postgresql://shard2/shop", "a")), "job")
-    check_own_rows(program(("what is this", "a")), "job")  # the source says so when it connects
+        check_input_conflicts(program(("postgresql://u:x@db/shop", "a"), ("host=db dbname=shop user=v", "a")), "job")
+    check_input_conflicts(program(("postgresql://db/shop", "a"), ("postgresql://db/shop", "b")), "job")
+    check_input_conflicts(program(("postgresql://shard1/shop", "a"), ("postgresql://shard2/shop", "a")), "job")
+    check_input_conflicts(program(("what is this", "a")), "job")  # the source says so when it connects
     for servers in (("service=one", "service=two"), ("postgresql:///shop?host=/one", "postgresql:///shop?host=/two")):
-        check_own_rows(program(*((server, "a") for server in servers)), "job")
+        check_input_conflicts(program(*((server, "a") for server in servers)), "job")

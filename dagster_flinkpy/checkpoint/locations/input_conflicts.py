@@ -20,13 +20,13 @@ from dagster_flinkpy.datastream.program.job_graph import JobGraph, JobVertex
 from dagster_flinkpy.errors import ConfigurationError
 from dagster_flinkpy.storage import StorageLocation
 
-__all__ = ["check_own_rows"]
+__all__ = ["check_input_conflicts"]
 
 _SERVER = ("service", "host", "hostaddr", "port", "dbname")
 """What conninfo says of the server and its database; not who connects, and how."""
 
 
-def check_own_rows(graph: JobGraph, job_id: str) -> None:
+def check_input_conflicts(graph: JobGraph, job_id: str) -> None:
     """Checks that no source of a program reads the files that a sink of it writes, and none the slot of another.
 
     Args:
