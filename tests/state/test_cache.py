@@ -13,7 +13,7 @@ import pyarrow as pa
 import pytest
 
 from dagster_flinkpy.common.typeinfo import Types
-from dagster_flinkpy.errors import CorruptStateError
+from dagster_flinkpy.errors import CorruptStateError, StorageError
 from dagster_flinkpy.key_groups import KeyGroupRange
 from dagster_flinkpy.key_hashes import key_groups_of_hashes
 from dagster_flinkpy.state.files import cache as cache_module
@@ -179,7 +179,7 @@ def test_copies_take_no_more_of_a_disk_than_they_leave_free(
     assert [local_file(cache, handle).exists() for handle, _ in written] == [False, True, True]
 
 
-def test_copiesmake_room_on_a_disk_that_others_have_filled(
+def test_copies_make_room_on_a_disk_that_others_have_filled(
     store: LocalObjectStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     written = [write(store, rows) for rows in (1001, 1000, 1002)]
@@ -202,6 +202,13 @@ def test_copiesmake_room_on_a_disk_that_others_have_filled(
     handle, table = written[2]
     assert cache.put(handle, table).table().equals(table)
     assert [local_file(cache, handle).exists() for handle, _ in written] == [False, True, True]
+
+
+def test_a_cache_that_cannot_be_written_says_how_to_move_it(store: LocalObjectStore, tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    handle, _ = write(store)
+    with pytest.raises(StorageError, match=r"cannot be written: .* Make room there, or set TMPDIR"):
+        RunCache(tmp_path / "file").open(handle, store)
 
 
 def test_a_run_that_is_dropped_is_read_from_the_store(store: LocalObjectStore, cache: RunCache) -> None:

@@ -330,7 +330,10 @@ class RunCache:
                 self._evict(name)  # which nobody has done since others have filled the disk
                 return self._write_file(name, batch)
         except OSError as error:
-            raise StorageError(f"the state cache {self.directory} cannot be written: {error}") from error
+            raise StorageError(
+                f"the state cache {self.directory} cannot be written: {error}. Make room there, or set TMPDIR where "
+                "Dagster runs to a folder that all workers can write to"
+            ) from error
 
     def _write_file(self, name: str, batch: pa.RecordBatch) -> pa.RecordBatch:
         path = self.directory / name
