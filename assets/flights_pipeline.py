@@ -63,8 +63,8 @@ def build_flights_env(
         return ParquetSource(
             data.child(folder),
             row_type=row_type,
-            since=first_day and f"{first_day}.parquet",
-            until=last_day and f"{last_day}.parquet",
+            since=f"{first_day}.parquet" if first_day else None,
+            until=f"{last_day}.parquet" if last_day else None,
             # Two days in one epoch would be read in parallel, and the order of an aircraft's legs would be undefined.
             max_files_per_epoch=1,
             partition_format="%Y-%m-%d",

@@ -103,9 +103,13 @@ class Row(metaclass=_RowType):
     """Returns a row of this class with these values."""
     _values: tuple[Any, ...]
 
-    if TYPE_CHECKING:  # what the metaclass takes
+    if TYPE_CHECKING:  # what the metaclass takes, and what the classes of rows have
 
         def __init__(self, *args: Any, **kwargs: Any) -> None: ...
+
+        def __getattr__(self, name: str) -> Any: ...  # fields, which type checkers do not know
+
+        def __setattr__(self, name: str, value: Any) -> None: ...
 
     @property
     def _fields(self) -> list[str]:
