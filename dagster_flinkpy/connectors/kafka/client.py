@@ -51,28 +51,40 @@ def _settings(source: KafkaSource, role: str) -> dict[str, str]:
     return {**source.properties, "bootstrap.servers": source.bootstrap_servers, "client.id": client_id}
 
 
-def consumer_of(source: KafkaSource, role: str) -> Any:
-    """Returns a consumer for a source, with errors instead of silent jumps."""
+def consumer_of(source: KafkaSource, role: str, isolation: str | None = None) -> Any:
+    """Returns a consumer for a source, with errors instead of silent jumps.
+
+    Args:
+        source: The source.
+        role: What the consumer does, for its client id.
+        isolation: An ``isolation.level`` instead of that of the source.
+    """
     fixed = {
         "group.id": source.group_id or NO_GROUP,
         "enable.auto.commit": "false",
         "enable.auto.offset.store": "false",
         "enable.partition.eof": "true",
         "auto.offset.reset": "error",
+        **({} if isolation is None else {"isolation.level": isolation}),
     }
     settings = {"isolation.level": "read_committed", **_settings(source, role), **fixed}
     return new_client(Consumer, settings, "KafkaSource")
 
 
 class PartitionLookup:
-    """Asks brokers about partitions. The connection is made with the first question."""
+    """Asks brokers about partitions. The connection is made with the first question.
 
-    def __init__(self, source: KafkaSource) -> None:
-        self._source = source
+    Args:
+        source: The source.
+        isolation: An ``isolation.level`` instead of that of the source.
+    """
+
+    def __init__(self, source: KafkaSource, isolation: str | None = None) -> None:
+        self._source, self._isolation = source, isolation
 
     @cached_property
     def consumer(self) -> Any:
-        return consumer_of(self._source, "enumerator")
+        return consumer_of(self._source, "enumerator", self._isolation)
 
     @contextmanager
     def _asking(self, what: str) -> Iterator[None]:
@@ -126,7 +138,8 @@ class PartitionLookup:
     def offsets(self, partitions: Iterable[KafkaTopicPartition], when: int) -> dict[KafkaTopicPartition, int]:
         """Returns an offset of each partition: `BEGINNING`, `END`, or the first one of a timestamp or later.
 
-        The end is behind the last record of which it is decided whether it is committed.
+        The end is behind the last record of which it is decided whether it is committed, unless ``isolation.level`` is
+        ``read_uncommitted``.
         """
         asked = [TopicPartition(each.topic, each.partition, when) for each in partitions]
         if not asked:

@@ -46,6 +46,7 @@ class KafkaEnumerator(OpenEnumerator[OpenRanges]):
         super().__init__(source.limits, OpenRanges(_partition))
         self._source, self._clock = source, clock
         self._lookup = PartitionLookup(source)
+        self._lookup_written = PartitionLookup(source, "read_uncommitted")
         self._next: _Offsets | None = None
         """None until the first epoch is planned."""
         self._stops: _Offsets = {}
@@ -89,18 +90,21 @@ class KafkaEnumerator(OpenEnumerator[OpenRanges]):
             if each in positions:  # its topic may be back
                 positions[each] = rest.offset
         beginnings, ends = self._lookup.offsets(there, BEGINNING), self._lookup.offsets(there, END)
+        # With another isolation.level, an earlier program has read the records of a transaction that is still open.
+        beyond = [each for each in there if positions[each] > ends[each]]
+        written = ends | self._lookup_written.offsets(beyond, END)
         backlog = {}
         for each in there:
             if (split := self._open.get(each)) is not None:
                 begin, end = split.offset, int(split.properties["end"])
                 known = begin if begin < beginnings[each] else end
-                found = self._existing(each, known, beginnings[each], ends[each])
+                found = self._existing(each, known, beginnings[each], written[each])
                 if found == known:
                     continue
                 del self._open[each]  # the source says where to go on
                 positions[each] = found
             end = min(ends[each], self._stops.get(each, ends[each]))
-            positions[each] = self._existing(each, positions[each], beginnings[each], ends[each])
+            positions[each] = self._existing(each, positions[each], beginnings[each], written[each])
             if positions[each] < end:
                 backlog[each] = end - positions[each]
         taken = self._limited(backlog, positions)

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from confluent_kafka import KafkaError
+from confluent_kafka import KafkaError, Producer
 
 from dagster_flinkpy.common import Row, Types, WatermarkStrategy
 from dagster_flinkpy.common.serialization import SimpleStringSchema
@@ -40,7 +40,7 @@ from tests.connectors.kafka.fake_topics import FakePartition, FakeTopics
 from tests.connectors.kafka.topics import Topic, committed
 from tests.runtime.harness import HarnessAttempt, collect_graph, collected
 from tests.runtime.programs import environment
-from tests.waiting import until
+from tests.waiting import LIMIT, until
 
 TP = KafkaTopicPartition
 LATEST, EARLIEST = KafkaOffsetsInitializer.latest(), KafkaOffsetsInitializer.earliest()
@@ -389,6 +389,29 @@ def test_a_bounded_range_that_is_gone_since_a_part_of_it_was_read_is_as_any_posi
             restored(source(), enumerator).plan_epoch(1)
         goes_on = restored(source(**{"auto.offset.reset": "earliest"}), enumerator)
         assert (plan(goes_on), plan(goes_on), goes_on.exhausted) == ({0: (5, 9)}, {}, True)
+
+
+@pytest.mark.parametrize("part", [0, 1])
+def test_what_was_read_of_an_open_transaction_is_not_gone_when_only_committed_records_are_read(
+    kafka: str, topic: Topic, part: int
+) -> None:
+    topic.send(b"a", b"b")
+    producer = Producer({"bootstrap.servers": kafka, "transactional.id": topic.name, "log_level": 2})
+    producer.init_transactions(LIMIT)
+    producer.begin_transaction()
+    producer.produce(topic.name, b"c", partition=0)
+    assert producer.flush(LIMIT) == 0
+    source = builder(topic).set_property("isolation.level", "read_uncommitted").build()
+    enumerator = source.create_enumerator(None)
+    ((split,),) = enumerator.plan_epoch(1)
+    enumerator.on_epoch_read([split.advanced(3 - part, finished=not part)])
+    source = builder(topic).set_property("auto.offset.reset", "earliest").build()
+    again = restored(source, enumerator)
+    assert ranges(again.plan_epoch(1)) == ({0: (2, 3)} if part else {})
+    producer.commit_transaction(LIMIT)
+    topic.send(b"d")
+    again = restored(source, again)
+    assert [value for split in again.plan_epoch(1)[0] for value in read(source, split)] == (["c"] if part else ["d"])
 
 
 def test_a_topic_that_was_made_anew_is_refused_however_many_records_it_has(caplog: pytest.LogCaptureFixture) -> None:
