@@ -96,7 +96,8 @@ def _changes(source: PostgresChangeSource, slot: ReplicationSlot, given: Json) -
     """Yields the changes of a range of the WAL."""
     _check_position(slot, given["start"])
     changes = _Changes(source, slot, given)
-    with closing(slot.messages(given["stop"])) as messages:  # an open COPY would block the end of the connection
+    # An open COPY would block the end of the connection.
+    with closing(slot.messages(given["start"], given["stop"])) as messages:
         yield from changes.columns(map(_decoded, messages))
     _check_position(slot, given["start"])  # somebody may have made the slot anew before it was read
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import uuid
 from collections.abc import Generator, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -24,6 +25,19 @@ IDENTITIES = {"all": "f", "upsert": "di"}
 
 _BUSY_SECONDS = 60.0
 _POLL_SECONDS = 0.05
+_MUCH_BYTES = 1 << 20
+"""From how much WAL on a copy of the slot, which takes 50 ms to make, is faster."""
+# Not if somebody uses the slot: that is an error, or over in a moment.
+_COPY = """
+SELECT pg_copy_logical_replication_slot(slot_name, %s, true) FROM pg_replication_slots
+WHERE slot_name = %s AND NOT active
+"""
+_NO_COPY = (
+    errors.ConfigurationLimitExceeded,
+    errors.ObjectNotInPrerequisiteState,
+    errors.InvalidParameterValue,
+)
+"""What servers say if there is no room for a copy, or if the slot has just been made anew or moved."""
 
 _PEEK = (
     "pg_logical_slot_peek_binary_changes({slot}, {upto}::pg_lsn, {changes}, "
@@ -353,10 +367,17 @@ class ReplicationSlot:
 
         Their commits begin between two LSNs: one may end behind ``upto``. With ``changes``, so many changes suffice.
         """
+        for trial in self._patience():
+            with trial, self._at(after) as slot:
+                return self._transactions(slot, table, after, upto, changes)
+        raise AssertionError("the last trial raises")
+
+    def _transactions(
+        self, slot: str, table: int, after: int, upto: int, changes: int | None
+    ) -> tuple[list[Transaction], bool]:
         limit = changes
         while True:
-            statement = self._peek(_TRANSACTIONS, upto, limit, table)
-            found = self._patience()(self.connection.execute, statement).fetchall()
+            found = self.connection.execute(self._peek(_TRANSACTIONS, slot, upto, limit, table)).fetchall()
             seen = sum(int(messages) for _, _, messages, _ in found)
             complete = limit is None or seen < limit
             later = [Transaction(int(end), count) for begin, end, _, count in found if begin >= after and count]
@@ -364,16 +385,54 @@ class ReplicationSlot:
                 return later, complete
             limit = 2 * max(limit or 1, seen)
 
-    def messages(self, upto: int) -> Generator[bytes, None, None]:
-        """Returns the messages of all transactions from the slot's position up to an LSN."""
-        statement = self._peek("COPY (SELECT data FROM " + _PEEK + ") TO STDOUT (FORMAT binary)", upto, None)
+    def messages(self, after: int, upto: int) -> Generator[bytes, None, None]:
+        """Returns the messages of all transactions whose commits begin between two LSNs, maybe with earlier ones."""
         for trial in self._patience():
             with trial, self.connection.transaction(), self.connection.cursor() as cursor:
                 cursor.execute(READING)
-                with cursor.copy(statement) as copy:
-                    copy.set_types(["bytea"])  # in use is said before the first message: the server first decodes all
-                    for (data,) in copy.rows():
-                        yield data
+                with self._at(after) as slot:
+                    peek = self._peek("COPY (SELECT data FROM " + _PEEK + ") TO STDOUT (FORMAT binary)", slot, upto)
+                    with cursor.copy(peek) as copy:
+                        copy.set_types(["bytea"])  # in use is said before the first message: the server decodes all
+                        for (data,) in copy.rows():
+                            yield data
+
+    @contextmanager
+    def _at(self, lsn: int) -> Iterator[str]:
+        """Yields the slot to read from. If much WAL is before an LSN, it is a copy of the slot that begins there.
+
+        The slot stays behind until a checkpoint is complete, and the server decodes all since then each time. Moving a
+        copy forward takes a tenth of that, because nobody sees these changes.
+        """
+        confirmed, copy = self.position(), f"flinkpy_{uuid.uuid4().hex}"
+        if confirmed is None or lsn - confirmed < _MUCH_BYTES:
+            yield self._source.slot
+            return
+        with self.connection.transaction():  # a pooler gives each transaction another session
+            copied = self._copy(copy, lsn)
+            yield copy if copied else self._source.slot
+            if copied:
+                self._one("SELECT pg_drop_replication_slot(%s)", copy)  # otherwise the session or an error ends it
+
+    def _copy(self, name: str, lsn: int) -> bool:
+        """Makes a copy of the slot that begins at an LSN. Returns whether there is one."""
+        try:
+            with self.connection.transaction():
+                if self.connection.execute(_COPY, [name, self._source.slot]).fetchone() is None:
+                    return False
+                self._one("SELECT pg_replication_slot_advance(%s, %s)", name, lsn_text(lsn))
+                return True
+        except _NO_COPY:
+            return False
+
+    def _peek(self, statement: str, slot: str, upto: int, changes: int | None = None, table: int = 0) -> sql.Composed:
+        return sql.SQL(statement).format(
+            table=sql.Literal(table),
+            slot=sql.Literal(slot),
+            upto=sql.Literal(lsn_text(upto)),
+            changes=sql.SQL("NULL") if changes is None else sql.Literal(changes),
+            publication=sql.Literal(sql.Identifier(self._source.publication).as_string(self.connection)),
+        )
 
     def _patience(self) -> tenacity.Retrying:
         """Waits while somebody else reads from the slot, who may be about to finish: a retried task, or the driver."""
@@ -391,15 +450,6 @@ class ReplicationSlot:
             wait=tenacity.wait_fixed(_POLL_SECONDS),
             stop=tenacity.stop_after_delay(_BUSY_SECONDS),
             retry_error_callback=in_use,
-        )
-
-    def _peek(self, statement: str, upto: int, changes: int | None, table: int = 0) -> sql.Composed:
-        return sql.SQL(statement).format(
-            table=sql.Literal(table),
-            slot=sql.Literal(self._source.slot),
-            upto=sql.Literal(lsn_text(upto)),
-            changes=sql.SQL("NULL") if changes is None else sql.Literal(changes),
-            publication=sql.Literal(sql.Identifier(self._source.publication).as_string(self.connection)),
         )
 
     def gone(self, lsn: int, confirmed: int | None) -> RestoreError:

@@ -218,6 +218,37 @@ def test_what_was_read_is_not_new_input(database: Changes, monkeypatch: pytest.M
     assert "changes of table" in again.unread()[0]
 
 
+@pytest.mark.parametrize("room", [True, False], ids=["with room for a slot", "without"])
+def test_the_server_sends_nothing_again_that_was_read_since_the_last_checkpoint(
+    database: Changes, monkeypatch: pytest.MonkeyPatch, room: bool
+) -> None:
+    """The slot stays behind: each look took longer than the one before, seconds after 20 MB of changes."""
+    database.create()
+    source = database.source()
+    enumerator = started(source)
+    with psycopg.connect(database.conninfo) as begun:
+        begun.execute(f"INSERT INTO {database.schema}.t VALUES (1, 'begun before')".encode())
+        database.sql("INSERT INTO {}.t VALUES (2, 'read before')")
+        assert take(source, enumerator) == ["+I 2 read before"]
+    database.sql("INSERT INTO {}.t VALUES (3, 'later')")
+    monkeypatch.setattr(postgres_slot, "_MUCH_BYTES", 0)
+    if not room:
+        others = "FROM generate_series(1, current_setting('max_replication_slots')::int) AS n"
+        database.sql(
+            f"SELECT pg_create_physical_replication_slot('{{}}_' || n) {others} "
+            "LIMIT current_setting('max_replication_slots')::int - (SELECT count(*) FROM pg_replication_slots)"
+        )
+    try:
+        splits = planned(enumerator)
+        assert read(source, splits) == ["+I 1 begun before", "+I 3 later"]
+        with postgres_slot.slot_of(source) as slot:
+            sent = list(slot.messages(splits[0].properties["start"], splits[0].properties["stop"]))
+        assert any(b"read before" in message for message in sent) is not room
+        assert database.sql("SELECT count(*) FROM pg_replication_slots WHERE temporary") == [(0,)]
+    finally:
+        database.sql("SELECT pg_drop_replication_slot(slot_name) FROM pg_replication_slots WHERE slot_name ~ '^{}_'")
+
+
 def test_an_epoch_reads_so_many_bytes_of_wal(database: Changes) -> None:
     database.create()
     each = database.source(max_bytes_per_epoch=1)

@@ -220,10 +220,10 @@ def test_a_slot_that_is_made_anew_while_an_epoch_is_read_is_refused(
     database.sql("INSERT INTO {}.t VALUES (2, 'b')")
     splits, real = planned(enumerator), ReplicationSlot.messages
 
-    def messages(slot: ReplicationSlot, upto: int) -> Any:
+    def messages(slot: ReplicationSlot, after: int, upto: int) -> Any:
         database.sql("SELECT pg_drop_replication_slot('{}')")
         database.sql("SELECT pg_create_logical_replication_slot('{}', 'pgoutput')")
-        return real(slot, upto)
+        return real(slot, after, upto)
 
     monkeypatch.setattr(ReplicationSlot, "messages", messages)
     with pytest.raises(RestoreError, match="created anew"):
