@@ -250,8 +250,10 @@ def _counting(network: Network, real: Any) -> Any:
 
 def _noting(network: Network, real: Any) -> Any:
     def step(task: PipelinedTask) -> None:
+        began = network.world.now_ms
         real(task)
-        if not task._readers or task._has_sources:  # otherwise they are polled again and again
+        # Readers are polled again and again, but those of a slot may be slow one after another.
+        if not task._readers or task._has_sources or network.world.now_ms > began:
             network.moved()
 
     return step
