@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -34,6 +35,7 @@ _GROUP_BYTES = 64 << 20
 _GROUP_ROWS = 1 << 17
 _BUFFER_BYTES = 256 << 20
 """How many bytes of rows a writer keeps in memory, over all of its files."""
+_THREADS = 8
 _CSV = csv.WriteOptions(batch_size=8192)
 """Each batch is a call of Python; PyArrow's default is 1,024 rows."""
 _MOST_PARTS = 9_000
@@ -206,8 +208,9 @@ class TableWriter(CommittingSinkWriter):
         self._finished.append(self._open.pop(folder).finish())
 
     def prepare_commit(self) -> list[Json]:
-        for folder in list(self._open):
-            self._finish(folder)
+        with ThreadPoolExecutor(_THREADS, "finish") as pool:  # each file waits for the store
+            self._finished += pool.map(_OpenFile.finish, self._open.values())
+        self._open.clear()
         return [file.to_json() for file in self._finished]
 
     def abort(self) -> None:

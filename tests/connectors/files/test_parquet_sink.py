@@ -1,6 +1,7 @@
 import io
 import json
 import random
+import threading
 from dataclasses import replace
 
 import pyarrow as pa
@@ -23,6 +24,7 @@ from dagster_flinkpy.errors import (
 from dagster_flinkpy.storage import StorageLocation
 from dagster_flinkpy.storage.local import LocalObjectStore
 from tests.committing import commit_requests
+from tests.waiting import LIMIT
 
 ROW = Types.ROW_NAMED(["n", "s"], [Types.LONG(), Types.STRING()])
 CONTEXT = WriterInitContext("job", "table", subtask=0, fencing_token=1, checkpoint_id=1, execution="e0")
@@ -67,6 +69,21 @@ def visible(location):
 
 def uploads(location):
     return [upload.key for upload in location.open().list_uploads()]
+
+
+def test_the_files_of_many_partitions_are_staged_beside_each_other(tmp_path, monkeypatch):
+    """One after the other, 2,000 of them take minutes, because each waits for the store twice."""
+    real, both = LocalObjectStore.create_upload, threading.Barrier(2)
+
+    def create_upload(self, key):
+        both.wait(LIMIT)
+        return real(self, key)
+
+    monkeypatch.setattr(LocalObjectStore, "create_upload", create_upload)
+    sink = ParquetSink(StorageLocation(str(tmp_path)), partition_by=["s"])
+    writer = sink.create_writer(CONTEXT, ROW)
+    writer.write(rows(1, 2))
+    assert [file["key"].partition("/")[0] for file in writer.prepare_commit()] == ["s=1", "s=2"]
 
 
 def test_rows_are_seen_after_the_commit_and_not_before(location):
