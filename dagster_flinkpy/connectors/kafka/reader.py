@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
-from contextlib import closing
+from contextlib import ExitStack, closing
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -19,6 +20,9 @@ from dagster_flinkpy.errors import InputExpiredError, SourceReadError
 
 __all__ = ["bytes_per_offset", "messages_of", "read_partition"]
 
+_IDLE: WeakKeyDictionary[KafkaSource, Any] = WeakKeyDictionary()
+"""A consumer that has read a range of the source to its end. It reads the next one: with new connections for each of
+hundreds of partitions, an epoch takes seconds, however few its records are."""
 _POLL_SECONDS = 0.1
 """A poll ends when it has what it asked for. It takes this long only at gaps and while brokers are slow."""
 _SILENT_SECONDS = 120.0
@@ -38,11 +42,18 @@ def read_partition(source: KafkaSource, split: SourceSplit) -> Iterator[tuple[pa
     """Yields the records of a range of offsets, batch by batch, with the next offset and the times of the records."""
     each = KafkaTopicPartition(split.properties["topic"], split.properties["partition"])
     columns = _Columns(source, each)
-    with closing(consumer_of(source, "reader")) as consumer:
+    idle = _IDLE.pop(source, None)
+    consumer = consumer_of(source, "reader") if idle is None else idle
+    with ExitStack() as stack:
+        stack.callback(consumer.close)
         for messages in messages_of(consumer, each, split.offset, split.properties["end"], source.batch_rows):
             column, times = columns.of(messages)
             if len(column):
                 yield column, messages[-1].offset() + 1, times
+        if source not in _IDLE:
+            stack.pop_all()
+            consumer.unassign()  # otherwise it fetches what comes next
+            _IDLE[source] = consumer
 
 
 def messages_of(consumer: Any, each: KafkaTopicPartition, start: int, end: int, most: int) -> Iterator[list[Any]]:

@@ -155,6 +155,9 @@ class _Consumer:
         (each,) = partitions
         self._at, self._position = (each.topic, each.partition), each.offset
 
+    def unassign(self) -> None:
+        pass
+
     def consume(self, most: int, timeout: float) -> list[_Message]:
         if self._stopped or self.cluster.down:
             return []

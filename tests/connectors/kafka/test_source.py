@@ -580,6 +580,29 @@ def test_a_broker_that_falls_silent_or_refuses_is_an_error(monkeypatch: pytest.M
         list(messages_of(_Scripted(refused), TP("t", 0), 0, 4, 100))
 
 
+def test_one_consumer_reads_range_after_range(topic: Topic, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each consumer makes connections of its own, and a topic may have hundreds of partitions."""
+    for partition in range(4):
+        topic.send(b"a", b"b", partition=partition)
+    real, made = kafka_reader.consumer_of, []
+
+    def consumer_of(*arguments: Any) -> Any:
+        made.append(arguments)
+        return real(*arguments)
+
+    monkeypatch.setattr(kafka_reader, "consumer_of", consumer_of)
+    source = builder(topic).build()
+    splits = source.create_enumerator(None).plan_epoch(1)[0]
+    assert [read(source, split) for split in splits] == [["a", "b"]] * 4
+    assert len(made) == 1
+    pairs = zip(source.read(splits[0]), source.read(splits[1]), strict=True)  # at once
+    assert [end for pair in pairs for _, end, *_ in pair] == [2, 2]
+    assert len(made) == 2
+    with pytest.raises(InputExpiredError):
+        read(source, SourceSplit("gone", {**splits[0].properties, "end": 9}, 7))
+    assert read(source, splits[2]) == ["a", "b"]
+
+
 def test_values_keys_and_headers_as_columns(topic: Topic) -> None:
     kind = Types.ROW_NAMED(["n"], [Types.LONG()])
     topic.send(b'{"n": 1}', key=b"k", timestamp=5, headers=[("h", b"1"), ("h", None)])
