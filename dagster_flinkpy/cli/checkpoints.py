@@ -17,7 +17,7 @@ from dagster_flinkpy.cli.metrics_table import metrics_table
 from dagster_flinkpy.cli.terminal import console_of_width, plain_table, progress, time_of
 from dagster_flinkpy.common.clock import current_millis, datetime_of_millis
 from dagster_flinkpy.common.configuration import parse_duration
-from dagster_flinkpy.errors import CorruptMetadataError, JobNotFoundError
+from dagster_flinkpy.errors import CorruptMetadataError, JobNotFoundError, ObjectNotFoundError
 from dagster_flinkpy.storage import ObjectStore, StorageLocation
 
 __all__ = ["checkpoints"]
@@ -61,6 +61,8 @@ def list_checkpoints(directory: str, endpoint_url: str | None, as_json: bool) ->
                 "yes" if metadata.end_of_input else "no",
                 escape(metadata.end_of or "-"),
             ]
+        except ObjectNotFoundError:
+            continue  # a newer one has subsumed it meanwhile
         except CorruptMetadataError:
             facts_of = ["[red]damaged[/]", "", ""]
         when = time_of(entry.last_modified)

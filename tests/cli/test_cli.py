@@ -162,6 +162,19 @@ def test_a_damaged_checkpoint_is_listed_as_such(job: Path) -> None:
     assert "damaged" in printed("checkpoints", "list", job).splitlines()[2]
 
 
+def test_a_checkpoint_that_is_subsumed_while_they_are_listed_is_left_out(
+    job: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    load = CompletedCheckpointStore.load
+
+    def subsumed(checkpoints: CompletedCheckpointStore, which: int | str) -> CheckpointMetadata:
+        (job / "chk-2/_metadata").unlink(missing_ok=True)
+        return load(checkpoints, which)
+
+    monkeypatch.setattr(CompletedCheckpointStore, "load", subsumed)
+    assert [line.split()[1] for line in printed("checkpoints", "list", job).splitlines()[1:]] == ["1", "3"]
+
+
 def test_no_checkpoints(tmp_path: Path) -> None:
     assert error_of("checkpoints", "list", tmp_path).startswith("Error: no job has checkpoints in file://")
 
