@@ -1,4 +1,4 @@
-"""The runs of one backfill, each of which reads some of its partitions: their order and their start state."""
+"""Runs that each read some partitions, such as those of one backfill: their order and their start state."""
 
 from __future__ import annotations
 
@@ -39,14 +39,16 @@ from dagster_flinkpy.orchestration.runs.exclusive_run import (
     utc,
 )
 from dagster_flinkpy.orchestration.runs.partition_start import time_partitions
-from dagster_flinkpy.orchestration.runs.runs_of_job import works_on
+from dagster_flinkpy.orchestration.runs.runs_of_job import active_runs, works_on
 from dagster_flinkpy.storage import lease
 from dagster_flinkpy.storage.object_store import ObjectStore
 
-__all__ = ["continues_backfill"]
+__all__ = ["continues_backfill", "let_run_before_go_first"]
 
 _QUEUED_SECONDS = 3600.0
 """How long a run waits for an earlier one to begin, which may itself wait for a queue slot that this run holds."""
+_AGAIN_SECONDS = 10.0
+"""After how long a step is tried again that lets another run go first."""
 _NO_LIMIT = 1_000_000
 
 
@@ -134,6 +136,52 @@ def continues_backfill(
     return any(each.ordinal < first.ordinal for each in time_partitions(partitions_def, [*began, *asked]))
 
 
+def let_run_before_go_first(
+    instance: DagsterInstance,
+    run: DagsterRun,
+    job: FlinkJob,
+    assets: Sequence[AssetSpec],
+    partitions_def: TimeWindowPartitionsDefinition,
+    first: TimePartition,
+    store: ObjectStore,
+    log: Callable[[str], None],
+) -> None:
+    """Has the step tried again later, if an open run is still to make the end state that this run starts from.
+
+    A schedule that catches up, or an automation condition, starts a run for each partition at once, in any order.
+    Between two tries the other run does not wait for this one, as it would if this one waited in its step.
+
+    Args:
+        instance: Where runs are recorded.
+        run: This run.
+        job: The job of the step.
+        assets: The assets of the job.
+        partitions_def: The partitions of the job.
+        first: The first partition of this run.
+        store: Store of the job.
+        log: Writes one line to the run's log.
+
+    Raises:
+        RetryRequested: A run over the partition before is queued or at work.
+    """
+    from dagster_flinkpy.checkpoint.traces import head_of_job
+
+    keys, head = partitions_def.get_partition_keys(), head_of_job(store)
+    before = keys[first.ordinal - 1] if first.ordinal else None
+    if before is None or (head is not None and any(end.partition == before for end in head.partitions)):
+        return
+    leader, ordinals = lease.read(store), {key: ordinal for ordinal, key in enumerate(keys)}
+    for other in active_runs(instance, job.job_id, [spec.key for spec in assets], besides=run.run_id):
+        start, end = (ordinals.get(key, -1) for key in _range_of(other))
+        if not 0 <= start < first.ordinal <= end + 1:
+            continue
+        begun = step_began(instance, other.run_id, job.dagster_name) is not None
+        silent = time.time() - last_sign_of_life(instance, other)
+        if leads(leader, other.run_id) or silent < (SILENT_SECONDS if begun else _QUEUED_SECONDS):
+            log(f"Run {other.run_id} goes first: it reads {before}, with whose end state {first.key} begins.")
+            raise RetryRequested(max_retries=_NO_LIMIT, seconds_to_wait=_AGAIN_SECONDS)
+
+
 def _backfill_of(instance: DagsterInstance, run: DagsterRun) -> str | None:
     """Returns the id of the backfill of a run, or of the first backfill or run that it repeats.
 
@@ -186,7 +234,7 @@ def _refuse_dead(instance: DagsterInstance, job: FlinkJob, ahead: DagsterRun, si
 
 
 def _range_of(run: DagsterRun) -> tuple[str, str]:
-    """Returns the first and the last partition of a run."""
+    """Returns the first and the last partition of a run; empty strings if it has none."""
     if one := run.tags.get(PARTITION_NAME_TAG):
         return one, one
-    return run.tags[ASSET_PARTITION_RANGE_START_TAG], run.tags[ASSET_PARTITION_RANGE_END_TAG]
+    return run.tags.get(ASSET_PARTITION_RANGE_START_TAG, ""), run.tags.get(ASSET_PARTITION_RANGE_END_TAG, "")

@@ -15,7 +15,7 @@ from dagster_flinkpy.orchestration.failure import as_failure
 from dagster_flinkpy.orchestration.flink_job import FlinkJob
 from dagster_flinkpy.orchestration.resources import CheckpointStorageResource, SparkResource
 from dagster_flinkpy.orchestration.run_config import FlinkRunConfig
-from dagster_flinkpy.orchestration.runs.backfill_runs import continues_backfill
+from dagster_flinkpy.orchestration.runs.backfill_runs import continues_backfill, let_run_before_go_first
 from dagster_flinkpy.orchestration.runs.exclusive_run import await_exclusive_run
 from dagster_flinkpy.orchestration.runs.job_run import JobRun
 from dagster_flinkpy.orchestration.runs.partition_check import record_partitions
@@ -118,14 +118,17 @@ def _attempt(
     store = storage.location().child(job.job_id).open()
     continues = continues_backfill(instance, context.run, job, assets, partitions_def, first, store, pool=pool, log=log)
     take_over = config.take_over and not continues  # in a backfill, the config is for its first run
+    from_before = continues or (config.restore_from is None and not config.start_empty)
     if not take_over:
+        if from_before:
+            let_run_before_go_first(instance, context.run, job, assets, partitions_def, first, store, log)
         await_exclusive_run(instance, job, assets, context.run, store, log)
     options: dict[str, Any] = {
         "restore_from": config.restore_from,
         "claim_mode": config.claim_mode,
         "start_empty": config.start_empty,
     }
-    if continues or (config.restore_from is None and not config.start_empty):
+    if from_before:
         options = {
             "choose_start": lambda attempt: _start(job, specs, partitions_def, first, attempt, store, log),
             "claim_mode": RecoveryClaimMode.CLAIM,  # the job keeps its end state, which its retention may delete

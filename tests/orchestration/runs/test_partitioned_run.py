@@ -34,8 +34,15 @@ from dagster import (
     evaluate_automation_conditions,
 )
 from dagster._core.definitions.data_version import CachingStaleStatusResolver, StaleStatus
+from dagster._core.execution.plan.active import ActiveExecution
 from dagster._core.loader import LoadingContextForTest
-from dagster._core.storage.tags import ASSET_PARTITION_RANGE_END_TAG, ASSET_PARTITION_RANGE_START_TAG, BACKFILL_ID_TAG
+from dagster._core.storage.tags import (
+    ASSET_PARTITION_RANGE_END_TAG,
+    ASSET_PARTITION_RANGE_START_TAG,
+    BACKFILL_ID_TAG,
+    PARTITION_NAME_TAG,
+)
+from dagster._core.test_utils import create_run_for_test
 
 from dagster_flinkpy.checkpoint.forks.fork import fork_job
 from dagster_flinkpy.checkpoint.head import read_head
@@ -353,6 +360,25 @@ def test_missing_state_is_refused_with_what_to_run(deployment: Deployment) -> No
     assert f"The nearest one before it that has one is {KEYS[1]}" in message
     whole = " or ".join(f'key:"letters/{uid}"' for uid in ("letters", "count", "table"))
     assert f"--select '{whole}' --partition-range {KEYS[2]}...{KEYS[4]}" in message
+    assert deployment.table() == straight_run(KEYS[:2])
+
+
+def test_a_run_that_starts_before_that_over_the_day_before_lets_it_go_first(
+    deployment: Deployment, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As when a schedule catches up: the processes of its runs start in any order."""
+    day_before, *_ = [
+        create_run_for_test(deployment.instance, tags={JOB_TAG: "letters", **tags}, status=DagsterRunStatus.STARTING)
+        for tags in ({PARTITION_NAME_TAG: KEYS[0]}, {PARTITION_NAME_TAG: KEYS[2]}, {})
+    ]
+
+    def meanwhile(execution: ActiveExecution) -> None:
+        execution._waiting_to_retry = dict.fromkeys(execution._waiting_to_retry, 0.0)
+        assert deployment.run(KEYS[0]).success
+        deployment.instance.report_run_canceled(day_before)
+
+    monkeypatch.setattr(ActiveExecution, "sleep_til_ready", meanwhile)
+    assert deployment.run(KEYS[1]).success
     assert deployment.table() == straight_run(KEYS[:2])
 
 
