@@ -71,12 +71,12 @@ class FlinkPipelineScaffoldParams(BaseModel):
     """The options of the command."""
 
     resources: bool = Field(
-        default=True, description="Whether to write resources.py next to the pipeline's folder, if there is none."
+        default=True, description="Whether to write resources.py in the folder of all definitions, if there is none."
     )
 
 
 class FlinkPipelineScaffolder(Scaffolder[FlinkPipelineScaffoldParams]):
-    """Writes ``defs.yaml`` and ``pipeline.py``, and ``resources.py`` next to their folder if there is none yet."""
+    """Writes ``defs.yaml`` and ``pipeline.py``, and ``resources.py`` in the folder ``defs`` if there is none yet."""
 
     @classmethod
     def get_scaffold_params(cls) -> type[FlinkPipelineScaffoldParams]:
@@ -97,9 +97,11 @@ class FlinkPipelineScaffolder(Scaffolder[FlinkPipelineScaffoldParams]):
             },
         )
         _write(folder / "pipeline.py", _PIPELINE)
-        resources = folder.parent / "resources.py"
         if request.params.resources:
             root = request.project_root or Path.cwd()
+            # Two such files in the folders of all definitions would be two resources of one key: Dagster refuses those.
+            tops = [each for each in folder.parents if each.name == "defs" and root.resolve() in each.resolve().parents]
+            resources = (tops[-1] if tops else folder.parent) / "resources.py"
             inside = resources.resolve().is_relative_to(root.resolve())
             depth = len(resources.resolve().relative_to(root.resolve()).parts) - 1 if inside else 0
             _write(resources, _RESOURCES.format(depth=depth))

@@ -370,6 +370,12 @@ def test_scaffolding_leaves_resources_alone(sandbox: DefsFolderSandbox) -> None:
     assert "name: two_b\n" in (sandbox.defs_folder_path / "two-b" / "defs.yaml").read_text()
 
 
+def test_a_pipeline_in_a_folder_of_folders_has_the_resources_of_all(sandbox: DefsFolderSandbox) -> None:
+    for folder in ("team/one", "two"):
+        sandbox.scaffold_component(FlinkPipelineComponent, folder)
+    assert [*sandbox.defs_folder_path.rglob("resources.py")] == [sandbox.defs_folder_path / "resources.py"]
+
+
 @pytest.fixture
 def example(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Definitions]:
     """Copies the example project, so that its state and tables are in the test's folder."""
