@@ -61,7 +61,8 @@ class KeyedSnapshotFuture:
     """
 
     def __init__(self, written: Future[KeyedSnapshot], take_over: Callable[[KeyedSnapshot], StoredSnapshot]) -> None:
-        self._written, self._take_over = written, take_over
+        self._written = written
+        self._take_over: Callable[[KeyedSnapshot], StoredSnapshot] | None = take_over
         self._stored: StoredSnapshot | None = None
 
     @property
@@ -86,7 +87,11 @@ class KeyedSnapshotFuture:
             StorageError: They could not be written.
         """
         if self._stored is None:
+            assert self._take_over is not None
             self._stored = self._take_over(self._written.result())
+            # It holds the runs. A future keeps its callbacks, which know this object: only Python's collector frees
+            # them, after hundreds of snapshots.
+            self._take_over = None
         return self._stored
 
     def result(self) -> KeyedSnapshot:
