@@ -272,7 +272,8 @@ class JobMaster:
                 runner.begin_look()
                 submit(runner.look)
             case job_messages.NotifySources(checkpoint_id=checkpoint_id):
-                submit(partial(runner.notify_complete, checkpoint_id))
+                runner.planner.splits.news.append(checkpoint_id)  # an open epoch tells it before the lane is free
+                submit(runner.tell_news)
             case job_messages.BeginEpoch(checkpoint_id=checkpoint_id):
                 runner.begin(checkpoint_id)
             case job_messages.PlanEpoch(checkpoint_id=checkpoint_id, inputs=inputs, drain=drain):

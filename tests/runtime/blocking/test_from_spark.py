@@ -233,7 +233,9 @@ def test_a_fenced_attempt_leaves_the_parts_of_the_newer_one(tmp_path: Path) -> N
 
         class Newer(HarnessAttempt):
             def _on_spark(self, job: EpochJob) -> list[WireRow]:
-                fenced._deployed.regions.planners[0].splits.notify_complete(1)
+                splits = fenced._deployed.regions.planners[0].splits
+                splits.news.append(1)
+                splits.tell_news()
                 return super()._on_spark(job)
 
         with Newer(graph, tmp_path) as newer:

@@ -112,10 +112,12 @@ def test_an_epoch_that_is_complete_is_the_same_in_each_try(region: Region) -> No
 
 def test_sources_hear_of_checkpoints_between_two_parts(region: Region) -> None:
     epoch = region.runner.open(2)
-    region.runner.notify_complete(1)
+    region.splits.news.append(1)
+    region.runner.tell_news()
     region.world.records = [0]
     epoch.next()
-    region.runner.notify_complete(2)
+    region.splits.news.append(2)
+    region.runner.tell_news()
     assert region.world.taken == ["checkpoint 1"], "the sources are reading what is assigned"
     epoch.next()
     assert region.world.taken == ["checkpoint 1", "0-1", "checkpoint 2"]

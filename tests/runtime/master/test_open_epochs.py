@@ -321,6 +321,20 @@ def test_records_are_processed_before_their_checkpoint_is_triggered(tmp_path: Pa
     assert sorted(run.rows) == sorted(counts(range(5)))
 
 
+def test_sources_hear_that_a_checkpoint_is_complete_while_the_next_epoch_is_open(tmp_path: Path) -> None:
+    """They heard it at the next barrier: a slot of PostgreSQL kept its WAL, and a group its offsets, twice as long."""
+    world = World()
+    with Run(world, tmp_path) as run:
+        world.records.append(0)
+        world.wait_for(0)
+        assert run.ask(RequestKind.CHECKPOINT).checkpoint_id == 1
+        until(lambda: "checkpoint 1" in world.taken, "the source has not heard of it")
+        world.records.append(1)
+        world.wait_for(1)
+    assert (run.error, run.checkpoints) == (None, [1, 2])
+    assert world.taken.count("checkpoint 1") == 1
+
+
 def test_a_request_for_a_checkpoint_ends_the_epoch_that_is_open(tmp_path: Path) -> None:
     world = World()
     with Run(world, tmp_path) as run:

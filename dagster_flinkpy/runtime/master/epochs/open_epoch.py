@@ -74,7 +74,6 @@ class OpenEpoch:
         """What this try has not read yet of what was given before."""
         self._reached: dict[str, int] = {}
         """How far sources are in event time, by uid: as far as all subtasks were that had input in a part."""
-        self._news: list[int] = []
         self._wake: Callable[[], object] = lambda: None
 
     @property
@@ -122,15 +121,10 @@ class OpenEpoch:
         self._on_begin()
         return self._to_give.popleft()
 
-    def notify_complete(self, checkpoint_id: int) -> None:
-        """Tells the enumerators that a checkpoint is complete, once the sources have read what is assigned to them.
-
-        Raises:
-            Exception: An enumerator raised.
-        """
-        self._news.append(checkpoint_id)
+    def tell_news(self) -> None:
+        """Tells the enumerators which checkpoints are complete. If the sources are reading, that is done later."""
         if self._unread is None:
-            self._run(f"telling sources that checkpoint {checkpoint_id} is complete", self._take_back)
+            self._run("telling sources that a checkpoint is complete", self._splits.tell_news)
 
     def receive(self, deployment: str, messages: Sequence[Json]) -> None:
         """Takes what readers have said, see :meth:`SplitPlanner.receive`."""
@@ -214,5 +208,4 @@ class OpenEpoch:
             part, self._unread = replace(self._unread, stops={**self._unread.stops, **stops}), None
             self._taken = self._taken.followed_by(part)
             self._splits.take_back(part)
-        while self._news:
-            self._splits.notify_complete(self._news.pop(0))
+        self._splits.tell_news()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
@@ -75,6 +76,8 @@ class SplitPlanner:
         self._ahead: tuple[dict[tuple[str, int], tuple[SourceSplit, ...]], set[str]] | None = None
         """The splits of the next epoch and the sources that end with it, if they are assigned already."""
         self._sources = {v.uid: v.spec.source for v in graph.vertices if isinstance(v.spec, SourceSpec)}
+        self.news: deque[int] = deque()
+        """Complete checkpoints that the enumerators have not been told of. Any thread may add one."""
         self._states: dict[int, dict[str, Any]] = {}
 
     @property
@@ -240,8 +243,6 @@ class SplitPlanner:
         for uid in self.uids:
             with _asked(uid):
                 positions[uid] = _position(self._enumerators[uid])
-        for uid in self.uids:
-            with _asked(uid):
                 self._enumerators[uid].on_snapshot(checkpoint_id)
 
     def static_positions(self) -> dict[str, Any]:
@@ -255,11 +256,13 @@ class SplitPlanner:
         """
         return self._states.pop(checkpoint_id, {})
 
-    def notify_complete(self, checkpoint_id: int) -> None:
-        """Tells the enumerators that a checkpoint is complete."""
-        for uid, enumerator in self._enumerators.items():
-            with _asked(uid):
-                enumerator.notify_checkpoint_complete(checkpoint_id)
+    def tell_news(self) -> None:
+        """Tells the enumerators which checkpoints are complete. The sources have read what is assigned to them."""
+        while self.news:
+            checkpoint_id = self.news.popleft()
+            for uid, enumerator in self._enumerators.items():
+                with _asked(uid):
+                    enumerator.notify_checkpoint_complete(checkpoint_id)
 
     def close(self) -> None:
         """Closes the enumerators."""

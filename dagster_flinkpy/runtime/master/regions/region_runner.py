@@ -260,13 +260,12 @@ class JobRunner:
             return RegionEnded(self.now(), self.planner.number, checkpoint_id, EpochResults(), error)
         return self.run(self.planner.empty_epoch(checkpoint_id), restarts, was_read=True)
 
-    def notify_complete(self, checkpoint_id: int) -> None:
-        """Tells the sources that a checkpoint is complete, once they have read what is assigned to them."""
+    def tell_news(self) -> None:
+        """Tells the sources which checkpoints are complete, once they have read what is assigned to them."""
         if self._open is not None:
-            self._open.notify_complete(checkpoint_id)
-            return
-        told = f"telling sources that checkpoint {checkpoint_id} is complete"
-        self.watchdog.run(told, self.planner.splits.notify_complete, checkpoint_id)
+            self._open.tell_news()
+        else:
+            self.watchdog.run("telling sources that a checkpoint is complete", self.planner.splits.tell_news)
 
     def _cause(self, error: FlinkPyError) -> FlinkPyError:
         """Returns the error to report: a newer attempt may have deleted files that seem lost."""

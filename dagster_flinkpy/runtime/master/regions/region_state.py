@@ -271,15 +271,15 @@ class RegionState:
     def proceed(self) -> None:
         """Goes on to the next phase, if it can."""
         self._let_pass()
+        if self.phase is Phase.RUNNING and self._at_hand.shared.live:
+            self._notify()  # its epoch tells the sources between two parts of the input
         if self.at_work or self.number in self._graph.waiting:
             return
         if self.phase is Phase.IDLE:
             waiting = self._first(RegionStage.WAITING)
             # Between two epochs: what an enumerator has planned is not read yet.
             if not self.found and (waiting is None or waiting.planned is None):
-                for number in self._to_notify:
-                    self._tell(NotifySources(self.number, number))
-                self._to_notify.clear()
+                self._notify()
             if (epoch := self._next()) is None:
                 return
             if epoch is not waiting:
@@ -289,6 +289,10 @@ class RegionState:
         epoch = self._at_hand
         ready = epoch.shared.kind is EpochKind.REPEAT or epoch.shared.live or epoch.planned is not None
         self._to(Phase.RUNNING if ready else Phase.PLANNING)
+
+    def _notify(self) -> None:
+        while self._to_notify:
+            self._tell(NotifySources(self.number, self._to_notify.pop(0)))
 
     def _let_pass(self) -> None:
         """Lets barriers pass that need not wait for what the region is reading."""
