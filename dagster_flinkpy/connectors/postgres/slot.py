@@ -27,10 +27,11 @@ _BUSY_SECONDS = 60.0
 _POLL_SECONDS = 0.05
 _MUCH_BYTES = 1 << 20
 """From how much WAL on a copy of the slot, which takes 50 ms to make, is faster."""
-# Not if somebody uses the slot: that is an error, or over in a moment.
+# Not if somebody uses the slot: that is an error, or over in a moment. A failover slot (PostgreSQL 17) sends nothing that
+# the standbys do not have, but a copy of it does.
 _COPY = """
-SELECT pg_copy_logical_replication_slot(slot_name, %s, true) FROM pg_replication_slots
-WHERE slot_name = %s AND NOT active
+SELECT pg_copy_logical_replication_slot(slot_name, %s, true) FROM pg_replication_slots s
+WHERE slot_name = %s AND NOT active AND coalesce(to_jsonb(s) ->> 'failover', 'false') = 'false'
 """
 _NO_COPY = (
     errors.ConfigurationLimitExceeded,
@@ -410,9 +411,12 @@ class ReplicationSlot:
             return
         with self.connection.transaction():  # a pooler gives each transaction another session
             copied = self._copy(copy, lsn)
-            yield copy if copied else self._source.slot
-            if copied:
-                self._one("SELECT pg_drop_replication_slot(%s)", copy)  # otherwise the session or an error ends it
+            try:
+                yield copy if copied else self._source.slot
+            finally:  # also if a barrier ends the reading: the session of a pooler goes on, and would keep the copy
+                if copied:
+                    with suppress(psycopg.Error):  # which ends it, too
+                        self._one("SELECT pg_drop_replication_slot(%s)", copy)
 
     def _copy(self, name: str, lsn: int) -> bool:
         """Makes a copy of the slot that begins at an LSN. Returns whether there is one."""

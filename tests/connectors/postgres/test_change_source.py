@@ -249,6 +249,44 @@ def test_the_server_sends_nothing_again_that_was_read_since_the_last_checkpoint(
         database.sql("SELECT pg_drop_replication_slot(slot_name) FROM pg_replication_slots WHERE slot_name ~ '^{}_'")
 
 
+def test_a_copy_of_the_slot_ends_with_the_reading_and_not_with_the_session(
+    database: Changes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A barrier may end the reading amid it. The sessions of a pooler go on, each with a copy that kept WAL."""
+    database.create()
+    source = database.source()
+    enumerator = started(source)
+    database.sql("INSERT INTO {}.t VALUES (1, 'before'), (2, 'before')")
+    take(source, enumerator)
+    database.sql("INSERT INTO {}.t VALUES (3, 'later'), (4, 'later')")
+    monkeypatch.setattr(postgres_slot, "_MUCH_BYTES", 0)
+    (split,) = planned(enumerator)
+    with postgres_slot.slot_of(source) as slot:
+        messages = slot.messages(split.properties["start"], split.properties["stop"])
+        next(messages)
+        assert database.sql("SELECT count(*) FROM pg_replication_slots WHERE temporary") == [(1,)]
+        messages.close()
+        assert database.sql("SELECT count(*) FROM pg_replication_slots WHERE temporary") == [(0,)]
+
+
+def test_a_failover_slot_is_not_copied(database: Changes, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It sends nothing that the standbys do not have. A copy does: after a failover, the state was ahead."""
+    if database.sql("SELECT current_setting('server_version_num')::int < 170000") == [(True,)]:
+        pytest.skip("failover slots came with PostgreSQL 17")
+    database.create()
+    database.sql("SELECT pg_create_logical_replication_slot('{}', 'pgoutput', failover => true)")
+    source = database.source()
+    enumerator = started(source)
+    database.sql("INSERT INTO {}.t VALUES (1, 'before')")
+    take(source, enumerator)
+    database.sql("INSERT INTO {}.t VALUES (2, 'later')")
+    monkeypatch.setattr(postgres_slot, "_MUCH_BYTES", 0)
+    (split,) = planned(enumerator)
+    with postgres_slot.slot_of(source) as slot:
+        sent = list(slot.messages(split.properties["start"], split.properties["stop"]))
+    assert any(b"before" in message for message in sent)
+
+
 def test_an_epoch_reads_so_many_bytes_of_wal(database: Changes) -> None:
     database.create()
     each = database.source(max_bytes_per_epoch=1)
