@@ -27,8 +27,8 @@ _BUSY_SECONDS = 60.0
 _POLL_SECONDS = 0.05
 _MUCH_BYTES = 1 << 20
 """From how much WAL on a copy of the slot, which takes 50 ms to make, is faster."""
-# Not if somebody uses the slot: that is an error, or over in a moment. A failover slot (PostgreSQL 17) sends nothing that
-# the standbys do not have, but a copy of it does.
+# Not if somebody uses the slot: that is an error, or over in a moment. A failover slot (PostgreSQL 17) sends nothing
+# that the standbys do not have, but a copy of it does.
 _COPY = """
 SELECT pg_copy_logical_replication_slot(slot_name, %s, true) FROM pg_replication_slots s
 WHERE slot_name = %s AND NOT active AND coalesce(to_jsonb(s) ->> 'failover', 'false') = 'false'
