@@ -127,7 +127,7 @@ class CompletedCheckpointStore:
         """Returns all checkpoints that have a ``_metadata``, by id. Reads only ``HEAD`` and one listing."""
         found = read_head(self.store)
         head = found[0] if found else Head(fencing_token=0)
-        entries = []
+        retained, entries = set(head.retained), []
         for info in self.store.list("chk-"):
             match = CHECKPOINT_FOLDER.match(info.key)
             if not match or info.key[match.end() :] != METADATA_NAME:
@@ -138,7 +138,7 @@ class CompletedCheckpointStore:
             elif checkpoint_id in head.unclaimed:
                 status = EntryStatus.UNCLAIMED
             else:
-                status = EntryStatus.RETAINED if checkpoint_id in head.retained else EntryStatus.ORPHAN
+                status = EntryStatus.RETAINED if checkpoint_id in retained else EntryStatus.ORPHAN
             entries.append(CheckpointEntry(checkpoint_id, info.key, info.size, info.last_modified, status))
         return sorted(entries, key=lambda entry: entry.checkpoint_id)
 
