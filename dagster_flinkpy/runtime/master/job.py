@@ -14,7 +14,6 @@ from contextlib import suppress
 from dataclasses import replace
 from datetime import timedelta
 from functools import partial
-from types import TracebackType
 
 from dagster_flinkpy.checkpoint.attempt import Attempt
 from dagster_flinkpy.checkpoint.coordinator.checkpoint_contents import CheckpointContents
@@ -436,36 +435,36 @@ class JobAttempt(AttemptRuns):
             self._restore.dispose_claimed(self._owner, _wall())
         self._reporter.write()
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         found: BaseException | None = None
-        if error is not None:
-            self._deployed.master.interrupt()
-        else:
-            try:
-                self._deployed.master.settle()
-            except BaseException as late:  # the error of an epoch that the caller did not wait for
-                error = found = late
-        found = self._end_exchange(error) or found
-        self._deployed.regions.close()
-        self._spark.close()
-        # If this attempt was fenced or cannot reach the store, the next one tidies up.
-        with suppress(FlinkPyError):
-            if error is None and self._deployed.master.error is None:
-                self._transactions.abort_left_open()
-                if not found and self.latest is not None and self.latest.fencing_token in self._reporter.tokens:
-                    self._watchdog.run("deleting the savepoint", self._restore.dispose_claimed, self._owner, _wall())
-        with suppress(FlinkPyError):
-            retention = self.config.checkpointing.retention
-            if self._attempt.discards_checkpoints(retention, error, finished=self.finished):
-                self._watchdog.run("deleting checkpoints", self._store.delete_checkpoints, self._attempt)
-        with suppress(FlinkPyError):
-            self._desk.close(error or self._deployed.master.error)
-        self._deployed.failover.close(error or self._deployed.master.error, finished=self.finished)
-        with suppress(FlinkPyError):
-            self._reporter.ended(error or self._deployed.master.error)
-        self._end()
+        try:
+            self._deployed.master.settle() if error is None else self._deployed.master.interrupt()
+        except BaseException as late:  # the error of an epoch that the caller did not wait for; or a second Ctrl-C
+            error = found = late
+        try:
+            found = self._end_exchange(error) or found
+        except BaseException as late:  # a second Ctrl-C; the process may go on, as that of a notebook does
+            error = found = late
+        try:
+            self._deployed.regions.close()
+            self._spark.close()
+            # If this attempt was fenced or cannot reach the store, the next one tidies up.
+            with suppress(FlinkPyError):
+                if error is None and self._deployed.master.error is None:
+                    self._transactions.abort_left_open()
+                    if not found and self.latest is not None and self.latest.fencing_token in self._reporter.tokens:
+                        self._watchdog.run("deleting a savepoint", self._restore.dispose_claimed, self._owner, _wall())
+            with suppress(FlinkPyError):
+                retention = self.config.checkpointing.retention
+                if self._attempt.discards_checkpoints(retention, error, finished=self.finished):
+                    self._watchdog.run("deleting checkpoints", self._store.delete_checkpoints, self._attempt)
+            with suppress(FlinkPyError):
+                self._desk.close(error or self._deployed.master.error)
+            self._deployed.failover.close(error or self._deployed.master.error, finished=self.finished)
+            with suppress(FlinkPyError):
+                self._reporter.ended(error or self._deployed.master.error)
+        finally:
+            self._end()
         if found is not None:
             raise found
 

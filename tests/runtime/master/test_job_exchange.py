@@ -267,6 +267,20 @@ def test_a_lane_that_goes_on_after_the_end_asks_for_no_slots(tmp_path: Path, mon
         attempt._exchange.run(make_job(graph, tmp_path), deployed.regions.sessions[0], deployed.slots)
 
 
+def test_a_second_interrupt_ends_the_slots_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Otherwise this process, if it is that of a notebook, would keep them for ever."""
+    graph, _ = program(tmp_path, 1)
+    with pytest.raises(KeyboardInterrupt, match="second"), HarnessAttempt(graph, tmp_path, live=True) as attempt:
+        attempt.run_epoch()
+        monkeypatch.setattr(PipelinedRegion, "cancel", lambda _: (_ for _ in ()).throw(KeyboardInterrupt("second")))
+        raise KeyboardInterrupt("first")
+    pool = attempt._exchange._pool
+    assert pool is not None
+    assert pool._watcher is not None
+    assert all(slot.is_over for slot in pool._processes)
+    assert not pool._watcher.is_alive()
+
+
 @pytest.mark.parametrize(
     "master",
     ["spark://127.0.0.1:7077,127.0.0.2:7077", "k8s://https://127.0.0.1:6443", "k8s://https://127.0.0.1", "yarn"],

@@ -19,8 +19,11 @@ from dagster_flinkpy.common.clock import current_millis
 from dagster_flinkpy.errors import FencedError
 from dagster_flinkpy.runtime.master import job as job_loop
 from dagster_flinkpy.runtime.master import lease_keeper
+from dagster_flinkpy.runtime.master.deployments.job_exchange import JobExchange
 from dagster_flinkpy.runtime.master.job import JobAttempt, JobConfig
+from dagster_flinkpy.runtime.master.job_master import JobMaster
 from dagster_flinkpy.runtime.master.lease_keeper import LeaseKeeper
+from dagster_flinkpy.runtime.master.regions.job_regions import JobRegions
 from dagster_flinkpy.storage import StorageLocation, lease
 from tests.orchestration.programs import word_count
 from tests.runtime.harness import run_rows
@@ -84,6 +87,20 @@ def test_the_lease_of_a_run_that_does_nothing_is_renewed(tmp_path: Path) -> None
         assert now is not None
         assert now.alive(current_millis())
     assert not any(thread.name == "flinkpy-lease" for thread in threading.enumerate())
+
+
+@pytest.mark.parametrize("step", [(JobMaster, "interrupt"), (JobExchange, "close"), (JobRegions, "close")])
+def test_a_second_interrupt_ends_the_lease_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: tuple[type, str]
+) -> None:
+    """The process of a notebook goes on, and its next cell would wait for this attempt for ever."""
+    with pytest.raises(KeyboardInterrupt, match="second"), monkeypatch.context() as patched, attempt(tmp_path):
+        patched.setattr(*step, lambda _: (_ for _ in ()).throw(KeyboardInterrupt("second")))
+        raise KeyboardInterrupt("first")
+    assert not any(thread.name == "flinkpy-lease" for thread in threading.enumerate())
+    leader = lease.read(StorageLocation(str(tmp_path / "checkpoints" / "words")).open())
+    assert leader is not None
+    assert leader.expires_at == 0
 
 
 def test_a_run_that_is_told_to_take_over_does_not_wait(tmp_path: Path) -> None:

@@ -331,11 +331,13 @@ class JobExchange:
         self._give_back()
 
     def _give_back(self) -> None:
-        for region in self._regions.values():
-            region.cancel()
-        if self._pool is not None:
-            self._pool.close()
-        self._kept.close()
+        try:
+            for region in self._regions.values():
+                region.cancel()
+        finally:  # also after a second Ctrl-C: a slot that is not told to end has its place for as long as this process
+            if self._pool is not None:
+                self._pool.close()
+            self._kept.close()
 
 
 def _reason_for_live(graph: JobGraph) -> str | None:
