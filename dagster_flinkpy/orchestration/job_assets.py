@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from weakref import WeakKeyDictionary
 
-from dagster import AssetKey, AssetsDefinition, AssetSelection, AssetSpec, define_asset_job
+from dagster import AssetKey, AssetsDefinition, AssetSelection, AssetSpec, PartitionsDefinition, define_asset_job
 
 from dagster_flinkpy.datastream.operator_specs import (
     BlockingEdgeSinkSpec,
@@ -20,7 +20,7 @@ from dagster_flinkpy.errors import ConfigurationError
 from dagster_flinkpy.orchestration.dagster_internals import UnresolvedAssetJobDefinition
 from dagster_flinkpy.orchestration.flink_job import JOB_TAG, FlinkJob, dagster_name
 
-__all__ = ["JobAssets", "asset_job", "is_internal", "job_of", "of_job"]
+__all__ = ["JobAssets", "asset_job", "is_internal", "job_of", "of_job", "refuse_other_partitions"]
 
 _jobs: WeakKeyDictionary[object, FlinkJob] = WeakKeyDictionary()
 """By the op of its step, which assets keep when Dagster copies them with other keys or attributes."""
@@ -55,6 +55,27 @@ def is_internal(vertex: JobVertex) -> bool:
     return edge_end and not isinstance(vertex.spec, SparkTransformSpec)
 
 
+def refuse_other_partitions(spec: AssetSpec, known: PartitionsDefinition | None) -> None:
+    """Refuses partitions that somebody has given an asset of a job behind the job's back.
+
+    A run of one of them would read all new input, and Dagster would show that as the data of its partition.
+
+    Args:
+        spec: The asset.
+        known: The partitions that the job knows.
+
+    Raises:
+        ConfigurationError: The asset has others.
+    """
+    if spec.partitions_def != known:
+        what = "no partitions_def" if spec.partitions_def is None else f"a {type(spec.partitions_def).__name__}"
+        raise ConfigurationError(
+            f"asset {spec.key.to_user_string()!r} has {what}, of which its job does not know: a run would not read the "
+            "input of its partition. Partitions are an argument of flink_assets(partitions_def=...), or an attribute "
+            "of the component; a translator, map_asset_specs or post_processing cannot change them."
+        )
+
+
 @dataclass(frozen=True)
 class JobAssets:
     """The assets of a job. Each belongs to an operator; there may be hidden operators without an asset."""
@@ -84,12 +105,14 @@ class JobAssets:
             assets: The same assets, as Dagster runs them.
 
         Raises:
-            ConfigurationError: An asset that a source reads has another key there, so it would never find anything.
+            ConfigurationError: An asset that a source reads has another key there, so it would never find anything. Or
+                an asset of the job has other partitions there.
         """
         keys, specs = assets.node_keys_by_output_name, assets.specs_by_key
         # Dagster names the outputs of the step by the first keys, and leaves them as they are.
         here = {uid: specs[keys[spec.key.to_python_identifier()]] for uid, spec in self.specs.items()}
         for uid, spec in self.specs.items():
+            refuse_other_partitions(here[uid], spec.partitions_def)
             before, now = [dep.asset_key for dep in spec.deps], [dep.asset_key for dep in here[uid].deps]
             if len(now) == len(before):  # in the same order, unless somebody has written others
                 self._refuse_renamed(uid, dict(zip(before, now, strict=True)))

@@ -22,7 +22,7 @@ from dagster_flinkpy.orchestration.definitions.operator_attributes import Operat
 from dagster_flinkpy.orchestration.definitions.shown_operators import Show, ShownOperators
 from dagster_flinkpy.orchestration.definitions.user_code import code_references, docstring, user_functions
 from dagster_flinkpy.orchestration.flink_job import FlinkJob
-from dagster_flinkpy.orchestration.job_assets import JobAssets, is_internal
+from dagster_flinkpy.orchestration.job_assets import JobAssets, is_internal, refuse_other_partitions
 from dagster_flinkpy.orchestration.metadata_set import FlinkMetadataSet
 
 __all__ = ["FlinkOperatorData", "FlinkTranslator", "job_assets"]
@@ -124,7 +124,7 @@ def job_assets(
 
     Raises:
         ConfigurationError: ``deps`` names an operator that is not a source of the program, ``operators`` one that is
-            not an asset, or ``show`` is neither of its values.
+            not an asset, ``show`` is neither of its values, or the translator gives an asset partitions.
     """
     translator, own, of_all = translator or FlinkTranslator(), operators or {}, attributes or OperatorAttributes()
     outside, shown = _outside(job, deps or {}), ShownOperators(job.graph, show)
@@ -142,6 +142,7 @@ def job_assets(
         has = own.get(uid, OperatorAttributes()).over(of_all)
         data = FlinkOperatorData(name, job, vertex, upstream, has, columns, among)
         specs[uid] = translator.get_asset_spec(data)
+        refuse_other_partitions(specs[uid], None)
     return JobAssets(job, specs, shown.hidden)
 
 

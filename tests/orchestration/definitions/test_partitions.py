@@ -4,13 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from dagster import (
+    AssetSpec,
+    DagsterInstance,
     DynamicPartitionsDefinition,
     MultiPartitionsDefinition,
     PartitionsDefinition,
     StaticPartitionsDefinition,
+    map_asset_specs,
+    materialize,
 )
 
 from dagster_flinkpy.common import Types
@@ -19,8 +24,10 @@ from dagster_flinkpy.datastream import StreamExecutionEnvironment
 from dagster_flinkpy.datastream.connectors.base import Sink
 from dagster_flinkpy.datastream.connectors.kafka import KafkaRecordSerializationSchema, KafkaSink
 from dagster_flinkpy.errors import ConfigurationError
-from dagster_flinkpy.orchestration import flink_assets
-from tests.orchestration.runs.test_partitioned_run import WEEK, letters
+from dagster_flinkpy.orchestration import FlinkTranslator, flink_assets
+from dagster_flinkpy.orchestration.definitions.translator import FlinkOperatorData
+from tests.orchestration.programs import word_count
+from tests.orchestration.runs.test_partitioned_run import WEEK, failure_of, letters
 
 
 @pytest.mark.parametrize(
@@ -38,6 +45,29 @@ def test_partitions_without_an_order_are_refused_with_what_to_do_instead(
     message = f"a {type(partitions).__name__}, .* must be time windows.* for each of them with another name, or make it"
     with pytest.raises(ConfigurationError, match=message):
         flink_assets(letters(tmp_path), name="letters", partitions_def=partitions)
+
+
+def test_partitions_that_a_translator_gives_are_refused(tmp_path: Path) -> None:
+    class Weekly(FlinkTranslator):
+        def get_asset_spec(self, data: FlinkOperatorData) -> AssetSpec:
+            return super().get_asset_spec(data).replace_attributes(partitions_def=WEEK)
+
+    with pytest.raises(
+        ConfigurationError, match=r"'letters/letters' has a Daily.*flink_assets\(partitions_def=\.\.\.\)"
+    ):
+        flink_assets(letters(tmp_path), name="letters", translator=Weekly())
+
+
+def test_partitions_that_assets_get_later_are_refused(
+    tmp_path: Path, instance: DagsterInstance, resources: dict[str, Any], in_process: None
+) -> None:
+    """A run of one day would read all that has arrived."""
+    made = flink_assets(word_count(tmp_path / "table", ["a"]), name="words")
+    assets = map_asset_specs(lambda spec: spec.replace_attributes(partitions_def=WEEK), made)
+    day = WEEK.get_first_partition_key()
+    result = materialize(assets, instance=instance, resources=resources, partition_key=day, raise_on_error=False)
+    assert "'words/words' has a DailyPartitionsDefinition, of which its job does not know" in failure_of(result)
+    assert not (tmp_path / "table").exists()
 
 
 WORD = Types.ROW_NAMED(["word"], [Types.STRING()])
