@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, NoReturn
 
 import pyarrow as pa
 
@@ -219,11 +219,13 @@ class _BroadcastState(_Entries, BroadcastState[Any, Any]):
 class _ReadOnlyBroadcastState(_Entries, ReadOnlyBroadcastState[Any, Any]):
     """The read-only view for the side that is not broadcast."""
 
-    def clear(self) -> None:
+    def clear(self, *_: Any, **__: Any) -> NoReturn:
         raise ConfigurationError(
             f"broadcast state {self._name!r} can only be written in process_broadcast_element(), so that it is the "
             "same at all subtasks"
         )
+
+    put = put_all = remove = __setitem__ = __delitem__ = clear
 
 
 class OperatorStateBackend(OperatorStateStore):

@@ -453,8 +453,9 @@ def test_a_key_of_broadcast_state_that_is_none_is_named(tmp_path: Path, read: st
     view = store.get_read_only_broadcast_state(MapStateDescriptor("rules", Types.LONG(), Types.LONG()))
     with pytest.raises(UnsupportedKeyTypeError, match=r"key \[1\] of broadcast state 'rules'"):
         getattr(view, read)([1])
-    with pytest.raises(ConfigurationError, match="can only be written in process_broadcast_element"):
-        view.clear()
+    for write in (lambda: view.put(1, value=2), lambda: view.__setitem__(1, 2), lambda: view.remove(1), view.clear):
+        with pytest.raises(ConfigurationError, match="can only be written in process_broadcast_element"):
+            write()
 
 
 def test_a_list_is_what_lists_are(tmp_path: Path) -> None:
