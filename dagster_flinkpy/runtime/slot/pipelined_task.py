@@ -10,7 +10,6 @@ import json
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import astuple
 from typing import Any
@@ -338,19 +337,9 @@ class PipelinedTask(StreamTask):
         if not (left := ack.left):
             self._acknowledge(ack)
             return
-        missing = len(left)
-
-        def on_done(_: Future[Any]) -> None:
-            def note() -> None:
-                nonlocal missing
-                missing -= 1
-                if not missing:
-                    self.acknowledge(ack)
-
-            self._later(note)
-
-        for each in left:
-            each.add_done_callback(on_done)
+        # A future keeps its callbacks, and the acknowledgement its futures: one that knew it would keep it in memory.
+        waiting = [ack]
+        left[0].add_done_callback(lambda _: self._later(lambda: self.acknowledge(waiting.pop())))
 
     def _acknowledge(self, ack: Acknowledgement) -> None:
         error = ack.error
