@@ -11,6 +11,7 @@ import pytest
 
 from dagster_flinkpy.checkpoint.coordinator.stimuli import Stimulus
 from dagster_flinkpy.datastream.connectors.base import SplitEnumeratorContext
+from dagster_flinkpy.errors import SourceReadError
 from dagster_flinkpy.runtime.epoch import EpochInput
 from dagster_flinkpy.runtime.master.epochs.open_epoch import OpenEpoch
 from dagster_flinkpy.runtime.master.epochs.split_planner import SplitPlanner
@@ -121,6 +122,27 @@ def test_sources_hear_of_checkpoints_between_two_parts(region: Region) -> None:
     assert region.world.taken == ["checkpoint 1"], "the sources are reading what is assigned"
     epoch.next()
     assert region.world.taken == ["checkpoint 1", "0-1", "checkpoint 2"]
+
+
+def test_sources_hear_of_no_checkpoint_before_what_a_look_has_found_is_read(region: Region) -> None:
+    region.world.records = [0]
+    assert region.splits.look()
+    epoch = region.runner.open(2)
+    region.splits.news.append(1)
+    epoch.next()
+    assert region.world.taken == []
+    epoch.next()
+    assert region.world.taken == ["0-1", "checkpoint 1"]
+
+
+def test_an_epoch_that_an_enumerator_has_broken_fails_once(region: Region) -> None:
+    """Its lane tells the news afterwards. A second failure gave up the checkpoint before, which might complete."""
+    epoch, region.world.broken = region.runner.open(2), True
+    with pytest.raises(SourceReadError):
+        epoch.next()
+    region.splits.news.append(1)
+    region.runner.tell_news()
+    assert region.world.taken == []
 
 
 def test_the_end_of_input_is_told_again_to_who_could_not_act_on_it(region: Region) -> None:

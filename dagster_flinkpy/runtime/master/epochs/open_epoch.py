@@ -122,8 +122,8 @@ class OpenEpoch:
         return self._to_give.popleft()
 
     def tell_news(self) -> None:
-        """Tells the enumerators which checkpoints are complete. If the sources are reading, that is done later."""
-        if self._unread is None:
+        """Tells the enumerators which checkpoints are complete: later if sources are reading, never after an error."""
+        if self._unread is None and self.error is None:
             self._run("telling sources that a checkpoint is complete", self._splits.tell_news)
 
     def receive(self, deployment: str, messages: Sequence[Json]) -> None:

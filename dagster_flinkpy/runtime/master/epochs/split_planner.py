@@ -257,8 +257,8 @@ class SplitPlanner:
         return self._states.pop(checkpoint_id, {})
 
     def tell_news(self) -> None:
-        """Tells the enumerators which checkpoints are complete. The sources have read what is assigned to them."""
-        while self.news:
+        """Tells the enumerators which checkpoints are complete. The sources must have read what is assigned to them."""
+        while self.news and self._ahead is None:
             checkpoint_id = self.news.popleft()
             for uid, enumerator in self._enumerators.items():
                 with _asked(uid):
