@@ -23,6 +23,8 @@ __all__ = ["bytes_per_offset", "messages_of", "read_partition"]
 _IDLE: WeakKeyDictionary[KafkaSource, Any] = WeakKeyDictionary()
 """A consumer that has read a range of the source to its end. It reads the next one: with new connections for each of
 hundreds of partitions, an epoch takes seconds, however few its records are."""
+_MOST_IDLE = 4
+"""A task that ends leaves its source to Python's collector, which takes its time; each consumer has four threads."""
 _POLL_SECONDS = 0.1
 """A poll ends when it has what it asked for. It takes this long only at gaps and while brokers are slow."""
 _SILENT_SECONDS = 120.0
@@ -54,6 +56,10 @@ def read_partition(source: KafkaSource, split: SourceSplit) -> Iterator[tuple[pa
             stack.pop_all()
             consumer.unassign()  # otherwise it fetches what comes next
             _IDLE[source] = consumer
+        for known in _IDLE.keyrefs()[:-_MOST_IDLE]:  # the first is the one that nobody has used for longest
+            other = known()
+            if other is not None and (unused := _IDLE.pop(other, None)) is not None:
+                unused.close()
 
 
 def messages_of(consumer: Any, each: KafkaTopicPartition, start: int, end: int, most: int) -> Iterator[list[Any]]:

@@ -603,6 +603,15 @@ def test_one_consumer_reads_range_after_range(topic: Topic, monkeypatch: pytest.
     assert read(source, splits[2]) == ["a", "b"]
 
 
+def test_sources_that_are_unpickled_for_each_epoch_leave_few_consumers(topic: Topic) -> None:
+    """Python's collector comes late: after 100 epochs there were 100, with 400 threads and their connections."""
+    topic.send(b"a")
+    sources = [builder(topic).build() for _ in range(8)]
+    (split,) = sources[0].create_enumerator(None).plan_epoch(1)[0]
+    assert [read(source, split) for source in [*sources, *sources]] == [["a"]] * 16
+    assert set(kafka_reader._IDLE) == set(sources[4:])
+
+
 def test_values_keys_and_headers_as_columns(topic: Topic) -> None:
     kind = Types.ROW_NAMED(["n"], [Types.LONG()])
     topic.send(b'{"n": 1}', key=b"k", timestamp=5, headers=[("h", b"1"), ("h", None)])
