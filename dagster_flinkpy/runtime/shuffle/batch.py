@@ -243,7 +243,11 @@ class Pace:
         """How many records a part has at most."""
         self._least = 1
         self.is_slow = False
-        """Whether the last part took 0.1 s or more."""
+        """Whether parts may take 0.1 s or more."""
+        self.waits: Callable[[], bool] = lambda: False  # whether those who receive the records have no room for more
+        self._records = self._seconds = 0.0
+        """How many records the last parts had, and how long they took. What was long ago counts little."""
+        self._part: tuple[int, float, float | None] = 0, 0.0, 0.0  # records, begin, end (None: receivers had no room)
 
     def keep_together(self, records: int) -> None:
         """Makes no part smaller than this, because it would not take less time."""
@@ -252,20 +256,25 @@ class Pace:
     def process(self, batch: StreamBatch, function: Callable[[StreamBatch], object]) -> Iterator[int]:
         """Gives a batch to a function part by part, and yields after each how many records it has had.
 
-        Most batches are one part: these grow as long as one four times as large would take a second at most. Amid a
-        batch, what the caller does counts, too: it may wait for those who receive the records.
+        Most batches are one part: these grow as long as one four times as large would take half a second at most. If
+        those who receive the records have no room, the time until they have counts, too.
         """
         end = 0
         while end < len(batch):
-            start, rows, began = end, self.rows, time.monotonic()
-            end = min(start + rows, len(batch))
+            self._learn()
+            start, began = end, time.monotonic()
+            end = min(start + self.rows, len(batch))
             function(batch if end - start == len(batch) else batch.slice(start, end))
-            seconds = time.monotonic() - began
+            self._part = end - start, began, None if self.waits() else time.monotonic()
             yield end
-            if end < len(batch):
-                seconds = time.monotonic() - began
-            self.is_slow = seconds >= 0.1
-            if seconds > 1:
-                self.rows = max(rows // 4, self._least)
-            elif seconds <= 0.25 and end - start == rows:
-                self.rows = rows * 4
+
+    def _learn(self) -> None:
+        records, began, ended = self._part
+        seconds = ended - began if ended is not None else min(time.monotonic() - began, 10)  # maybe there was no input
+        self._part = 0, 0.0, 0.0
+        kept = 0.5**seconds  # parts that took no time, because there was room, tell nothing new
+        self._records, self._seconds = self._records * kept + records, self._seconds * kept + seconds
+        if records and self.rows < sys.maxsize:
+            fits = round(self._records / 2 / max(self._seconds, 1e-6))
+            self.rows = max(min(fits, self.rows * 4 if records == self.rows else self.rows), self._least)
+            self.is_slow = self.rows * self._seconds >= self._records / 10

@@ -97,6 +97,8 @@ class PipelinedTask(StreamTask):
         self.unsent = True
         super().open()
         for task in self._tasks.values():
+            if isinstance(task.operator, SourceOperator):
+                task.context.pace.waits = lambda: not self.partition.is_available
             if isinstance(task.operator, SourceReaderOperator):
                 self._readers[task.vertex.uid] = task.operator
                 task.operator.is_called = lambda: bool(self._to_read)

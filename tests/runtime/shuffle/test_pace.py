@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +34,7 @@ def test_parts_are_the_batch_and_take_a_second_at_most_once_the_pace_is_known(
     sizes: list[int], cost: float, waits: float
 ) -> None:
     now, pace, seconds, parts = [0.0], Pace(cuts=True), list[float](), list[StreamBatch]()
+    pace.waits = lambda: waits > 0
 
     def function(part: StreamBatch) -> None:
         parts.append(part)
@@ -51,12 +53,8 @@ def test_parts_are_the_batch_and_take_a_second_at_most_once_the_pace_is_known(
             parts.clear()
             for end in pace.process(batch, function):
                 assert end == sum(map(len, parts))
-                if end < size:  # those behind may be slow; what comes after the batch is not counted
-                    now[0] += waits * len(parts[-1])
-                    seconds[-1] += waits * len(parts[-1])
-                else:
-                    now[0] += 5
-            assert not size or pace.is_slow == (seconds[-1] >= 0.1)
+                now[0] += waits * len(parts[-1])  # those behind may have no room
+                seconds[-1] += waits * len(parts[-1])
             assert np.array_equal(np.concatenate([np.empty(0), *(part.column for part in parts)]), np.arange(size))
             assert all(len(part.timestamps) == len(part) > 0 for part in parts)
     finally:
@@ -64,6 +62,35 @@ def test_parts_are_the_batch_and_take_a_second_at_most_once_the_pace_is_known(
     assert sum(1 < each > cost + waits for each in seconds) <= 5, "the pace is known after a few parts"
     if cost < 1e-5 and not waits:
         assert len(seconds) <= len(sizes) + 6, "fast functions get whole batches soon"
+
+
+@pytest.mark.parametrize("rate", [1_000, 1_000_000])
+def test_a_source_sends_at_once_what_its_receivers_take_in_a_second(rate: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They have room for some records, so that parts which they are not waited for are no sign that they are fast."""
+    now, sent, parts, slow = [0.0], [0.0], list[int](), list[bool]()
+    monkeypatch.setattr(batches, "time", type("Clock", (), {"monotonic": staticmethod(lambda: now[0])}))
+
+    def function(part: StreamBatch) -> None:
+        parts.append(len(part))
+        sent[0] = max(sent[0], now[0] * rate) + len(part)
+        now[0] += 1e-6 * len(part)
+
+    def left() -> float:
+        return sent[0] - now[0] * rate - 300
+
+    pace = Pace(cuts=True)
+    pace.waits = lambda: left() > 0
+    batch = StreamBatch(Types.LONG(), np.zeros(8192, np.int64), column=pa.array(np.arange(8192)))
+    for _ in range(12):
+        for _ in pace.process(batch, function):
+            now[0] += max(left(), 0) / rate
+            slow.append(pace.is_slow)
+    if rate == 1_000:
+        assert max(parts[-40:]) <= rate
+        assert all(slow[-40:]), "a barrier comes amid a batch"
+    else:
+        assert parts[-3:] == [8192] * 3
+        assert not any(slow)
 
 
 def test_batches_of_spark_jobs_stay_whole() -> None:
@@ -124,4 +151,8 @@ def test_parts_are_not_smaller_than_what_is_to_be_kept_together(
     pace, batch = Pace(cuts=True), StreamBatch(Types.LONG(), np.zeros(1000, np.int64), column=pa.array(np.arange(1000)))
     pace.keep_together(50)
     assert list(pace.process(batch, function))[-1] == 1000
-    assert parts == ([50] * 20 if seconds > 1 else [50, 200, 750])
+    if seconds > 1:
+        assert parts == [50] * 20
+    else:
+        assert parts[0] == 50
+        assert all(one < other for one, other in pairwise(parts[:-1])), "they take no longer"
