@@ -273,7 +273,7 @@ class JobMaster:
                 submit(runner.look)
             case job_messages.NotifySources(checkpoint_id=checkpoint_id):
                 runner.planner.splits.news.append(checkpoint_id)  # an open epoch tells it before the lane is free
-                submit(runner.tell_news)
+                submit(partial(runner.tell_news))  # two in the lane are not the same work
             case job_messages.BeginEpoch(checkpoint_id=checkpoint_id):
                 runner.begin(checkpoint_id)
             case job_messages.PlanEpoch(checkpoint_id=checkpoint_id, inputs=inputs, drain=drain):
