@@ -19,7 +19,6 @@ from dagster_flinkpy.datastream.state import MapStateDescriptor, StateDescriptor
 from dagster_flinkpy.errors import ConfigurationError, StateSchemaError, TypeMismatchError, UnsupportedKeyTypeError
 from dagster_flinkpy.key_groups import KeyGroupRange
 from dagster_flinkpy.key_hashes import key_groups_of_hashes
-from dagster_flinkpy.state.backend_statistics import BackendStatistics
 from dagster_flinkpy.state.cell_numbers import NamespacedCells
 from dagster_flinkpy.state.cell_table import CellTable
 from dagster_flinkpy.state.columns import ObjectColumn
@@ -28,7 +27,12 @@ from dagster_flinkpy.state.files.operator_state import INLINE_BELOW
 from dagster_flinkpy.state.files.runs import RunFiles
 from dagster_flinkpy.state.files.transfers import run_aside
 from dagster_flinkpy.state.handles import KeyedSnapshot, TableId, describe_schema
-from dagster_flinkpy.state.keyed_snapshot_future import KeyedSnapshotFuture, StoredSnapshot, write_snapshot
+from dagster_flinkpy.state.keyed_snapshot_future import (
+    BackendStatistics,
+    KeyedSnapshotFuture,
+    StoredSnapshot,
+    write_snapshot,
+)
 from dagster_flinkpy.state.keys import KeySeats, TouchedKeys, hash_keys
 from dagster_flinkpy.state.layout import (
     APPEND,
@@ -42,8 +46,7 @@ from dagster_flinkpy.state.layout import (
     merge_runs,
 )
 from dagster_flinkpy.state.list_table import ListTable
-from dagster_flinkpy.state.managed_memory import OVERLAY_ROWS, ManagedMemory
-from dagster_flinkpy.state.overlay_table import OverlayTable
+from dagster_flinkpy.state.overlay_table import OVERLAY_ROWS, ManagedMemory, OverlayTable
 from dagster_flinkpy.state.schema_evolution import describe_evolution, schema_mismatch, stored_key_type
 from dagster_flinkpy.state.session_table import SessionTable
 from dagster_flinkpy.state.timers.column_timers import ColumnTimers

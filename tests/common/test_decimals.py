@@ -18,8 +18,7 @@ from dagster_flinkpy.common.time import Instant
 from dagster_flinkpy.common.typeinfo import TypeInformation, Types, type_from_json
 from dagster_flinkpy.common.types import Row
 from dagster_flinkpy.connectors import ParquetSink, ParquetSource
-from dagster_flinkpy.connectors.columns.arrow_types import type_info_of
-from dagster_flinkpy.connectors.columns.column_casts import fit_column
+from dagster_flinkpy.connectors.columns.column_casts import fit_column, type_info_of
 from dagster_flinkpy.datastream import StreamExecutionEnvironment
 from dagster_flinkpy.datastream.functions import KeyedProcessFunction
 from dagster_flinkpy.datastream.state import MapStateDescriptor, ValueStateDescriptor

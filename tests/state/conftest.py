@@ -23,8 +23,7 @@ from dagster_flinkpy.state.files.compaction import SectionRows
 from dagster_flinkpy.state.files.runs import Runs
 from dagster_flinkpy.state.handles import KeyedSnapshot
 from dagster_flinkpy.state.keys import hash_keys
-from dagster_flinkpy.state.pane_states import PaneState
-from dagster_flinkpy.state.value_folds import fold_values
+from dagster_flinkpy.state.value_folds import PaneState, fold_values
 from dagster_flinkpy.storage.local import LocalObjectStore
 
 MAX_PARALLELISM = 16

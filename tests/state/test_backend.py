@@ -136,7 +136,7 @@ def test_the_overlay_is_written_out_when_it_is_full(make_backend: MakeBackend) -
 def test_the_overlay_is_written_out_when_it_takes_its_share_of_managed_memory(
     make_backend: MakeBackend, monkeypatch: pytest.MonkeyPatch, value_bytes: int
 ) -> None:
-    monkeypatch.setattr("dagster_flinkpy.state.managed_memory._in_process", WeakSet())
+    monkeypatch.setattr("dagster_flinkpy.state.overlay_table._in_process", WeakSet())
     share, batch, random = 2 << 20, 10, np.random.default_rng(1)
     values = [random.bytes(value_bytes) for _ in range(1000)]
     descriptor = ValueStateDescriptor("v", Types.PRIMITIVE_ARRAY(Types.BYTE()))
@@ -173,7 +173,7 @@ def test_the_overlay_is_written_out_when_it_takes_its_share_of_managed_memory(
 def test_a_merge_reads_at_once_what_its_share_of_managed_memory_has_room_for(
     make_backend: MakeBackend, monkeypatch: pytest.MonkeyPatch, managed: int | None, read: int
 ) -> None:
-    monkeypatch.setattr("dagster_flinkpy.state.managed_memory._in_process", WeakSet())
+    monkeypatch.setattr("dagster_flinkpy.state.overlay_table._in_process", WeakSet())
     backend, _other = (make_backend(key_type=LONG, managed_memory=managed and managed << 20) for _ in range(2))
     backend.begin_checkpoint("1-1", phase=0)
     assert backend._files.part_bytes == read << 20

@@ -32,8 +32,8 @@ from dagster_flinkpy.state.files.cache import RunCache
 from dagster_flinkpy.state.handles import KeyedSnapshot
 from dagster_flinkpy.state.keyed_snapshot_future import KeyedSnapshotFuture
 from dagster_flinkpy.state.keys import hash_keys
-from dagster_flinkpy.state.pane_states import PaneState
 from dagster_flinkpy.state.reader import read_table
+from dagster_flinkpy.state.value_folds import PaneState
 from dagster_flinkpy.storage.local import LocalObjectStore
 from tests.examples import examples
 

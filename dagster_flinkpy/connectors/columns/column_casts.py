@@ -6,8 +6,9 @@ Nothing is parsed, rounded, cut off or given a meaning that the column does not 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
+from itertools import islice
 from typing import Any
 from uuid import UUID
 
@@ -16,11 +17,95 @@ import pyarrow.compute as pc
 
 from dagster_flinkpy.common.arrow_columns import cast_finite, one_chunk, with_elements
 from dagster_flinkpy.common.decimals import column_of, find_big_dec
-from dagster_flinkpy.common.typeinfo import RowTypeInfo, TypeInformation
-from dagster_flinkpy.connectors.columns.arrow_types import first_wrong, type_info_of
-from dagster_flinkpy.errors import ConfigurationError, TypeMismatchError
+from dagster_flinkpy.common.typeinfo import RowTypeInfo, TypeInformation, Types
+from dagster_flinkpy.errors import ConfigurationError, InputTypeError, SourceReadError, TypeMismatchError
 
-__all__ = ["cast_column", "cast_rows", "check_cast", "fit_column"]
+__all__ = [
+    "cast_column",
+    "cast_rows",
+    "check_cast",
+    "columns_of_rows",
+    "first_wrong",
+    "fit_column",
+    "row_type_of",
+    "type_info_of",
+]
+
+_SIMPLE: dict[pa.DataType, TypeInformation] = {
+    pa.bool_(): Types.BOOLEAN(),
+    pa.int8(): Types.BYTE(),
+    pa.int16(): Types.SHORT(),
+    pa.int32(): Types.INT(),
+    pa.int64(): Types.LONG(),
+    pa.uint8(): Types.SHORT(),
+    pa.uint16(): Types.INT(),
+    pa.uint32(): Types.LONG(),
+    pa.float16(): Types.FLOAT(),
+    pa.float32(): Types.FLOAT(),
+    pa.float64(): Types.DOUBLE(),
+    pa.string(): Types.STRING(),
+    pa.large_string(): Types.STRING(),
+    pa.string_view(): Types.STRING(),
+    pa.binary(): Types.PRIMITIVE_ARRAY(Types.BYTE()),
+    pa.large_binary(): Types.PRIMITIVE_ARRAY(Types.BYTE()),
+    pa.binary_view(): Types.PRIMITIVE_ARRAY(Types.BYTE()),
+    pa.date32(): Types.SQL_DATE(),
+    pa.date64(): Types.SQL_DATE(),
+}
+
+
+def first_wrong(column: pa.Array, convert: Callable[[pa.Array], object]) -> Any:
+    """Returns the first value of a column that cannot be converted."""
+    for i, value in enumerate(column):
+        try:
+            convert(column.slice(i, 1))
+        except pa.ArrowException:
+            return value.as_py()
+    return None
+
+
+def row_type_of(schema: pa.Schema) -> RowTypeInfo:
+    """Returns the row type for the columns of a schema. Unsigned integers become the next wider type."""
+    return Types.ROW_NAMED(schema.names, [type_info_of(field.type, field.name) for field in schema])
+
+
+def type_info_of(arrow_type: pa.DataType, name: str, *, instants: bool = False) -> TypeInformation:
+    """Returns the type information for values of an Arrow type.
+
+    With ``instants``, a timestamp with a zone becomes an ``Instant``, otherwise a ``datetime`` in UTC.
+    """
+    if arrow_type in _SIMPLE:
+        return _SIMPLE[arrow_type]
+    if isinstance(arrow_type, pa.UuidType):
+        return Types.STRING()
+    if getattr(arrow_type, "extension_name", None) == "arrow.json":
+        return type_info_of(arrow_type.storage_type, name)
+    if pa.types.is_fixed_size_binary(arrow_type):
+        return Types.PRIMITIVE_ARRAY(Types.BYTE())
+    if pa.types.is_dictionary(arrow_type):
+        return type_info_of(arrow_type.value_type, name, instants=instants)
+    if pa.types.is_timestamp(arrow_type):
+        return Types.INSTANT() if instants and arrow_type.tz is not None else Types.SQL_TIMESTAMP()
+    if pa.types.is_time(arrow_type):
+        return Types.SQL_TIME()
+    if pa.types.is_decimal(arrow_type):
+        scale = max(arrow_type.scale, 0)
+        return Types.DECIMAL(arrow_type.precision - arrow_type.scale + scale, scale)
+    if pa.types.is_list(arrow_type) or pa.types.is_large_list(arrow_type) or pa.types.is_fixed_size_list(arrow_type):
+        return Types.LIST(type_info_of(arrow_type.value_type, f"{name}[]", instants=instants))
+    if pa.types.is_map(arrow_type):
+        return Types.MAP(
+            type_info_of(arrow_type.key_type, f"{name}.key", instants=instants),
+            type_info_of(arrow_type.item_type, f"{name}.value", instants=instants),
+        )
+    if pa.types.is_struct(arrow_type):
+        fields = [arrow_type.field(i) for i in range(arrow_type.num_fields)]
+        types = [type_info_of(f.type, f"{name}.{f.name}", instants=instants) for f in fields]
+        return Types.ROW_NAMED([f.name for f in fields], types)
+    raise ConfigurationError(
+        f"column {name!r} has type {arrow_type}, which no Types.* corresponds to; leave it out of row_type"
+    )
+
 
 Kind = Callable[[pa.DataType], bool]
 
@@ -243,3 +328,31 @@ def _advice(there: pa.DataType) -> str:
     except ConfigurationError:
         return "Leave the column out of row_type, or write it with another type"
     return f"Declare {natural} for it, and convert it with map()"
+
+
+_BATCH_RECORDS = 8192
+
+
+def columns_of_rows(rows: Any, row_type: RowTypeInfo, where: str) -> Iterator[pa.Array]:
+    """Yields rows, batch by batch, of a table or record batch of Arrow, a pandas DataFrame, or an iterable of rows."""
+    if type(rows).__module__.partition(".")[0] == "pandas":
+        rows = pa.Table.from_pandas(rows, preserve_index=False)
+    if isinstance(rows, pa.RecordBatch):
+        rows = pa.Table.from_batches([rows])
+    if isinstance(rows, pa.Table):
+        if missing := [name for name in row_type.field_names if name not in rows.column_names]:
+            raise SourceReadError(f"what {where} returned has no column {missing[0]!r}, only {rows.column_names}")
+        for batch in rows.to_batches(max_chunksize=_BATCH_RECORDS):
+            try:
+                yield cast_rows(batch, row_type)
+            except TypeMismatchError as error:
+                raise InputTypeError(f"what {where} returned: {error}") from error
+        return
+    try:
+        values = iter(rows)
+    except TypeError:
+        raise SourceReadError(
+            f"{where} returned {type(rows).__name__}: return a pyarrow.Table, a pandas DataFrame, or rows"
+        ) from None
+    while batch := list(islice(values, _BATCH_RECORDS)):
+        yield row_type.to_arrow(batch)

@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from dagster_flinkpy.common.arrow_columns import with_elements, with_parts
-from dagster_flinkpy.connectors.columns.arrow_types import first_wrong, type_info_of
+from dagster_flinkpy.connectors.columns.column_casts import first_wrong, type_info_of
 
 __all__ = ["as_text", "check_finite", "from_text", "moment_of"]
 

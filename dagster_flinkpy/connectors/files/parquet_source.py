@@ -162,7 +162,7 @@ class ParquetSource(RowSource, PartitionedSource):
             )
 
     def _find_type(self) -> RowTypeInfo:
-        from dagster_flinkpy.connectors.columns.arrow_types import row_type_of
+        from dagster_flinkpy.connectors.columns.column_casts import row_type_of
 
         store = self.location.open()
         first = next(iter(self.files(store)), None)

@@ -17,8 +17,7 @@ from dagster_flinkpy.common.typeinfo import (
     TypeInformation,
     Types,
 )
-from dagster_flinkpy.connectors.columns.column_types import check_parquet_type, columns_of
-from dagster_flinkpy.connectors.columns.filled_columns import FilledColumns
+from dagster_flinkpy.connectors.columns.column_types import FilledColumns, check_parquet_type, columns_of
 from dagster_flinkpy.connectors.commit.table_sink import StagedParquet
 from dagster_flinkpy.connectors.lake.lake_sink import LakeSink
 from dagster_flinkpy.errors import ConfigurationError

@@ -8,8 +8,7 @@ from dataclasses import dataclass, field, replace
 from datetime import datetime, timezone
 
 from dagster_flinkpy.common.clock import current_millis
-from dagster_flinkpy.connectors.kinesis.client import KinesisStream, Position, Shard
-from dagster_flinkpy.connectors.kinesis.reader import arrival_ms
+from dagster_flinkpy.connectors.kinesis.client import KinesisStream, Position, Shard, arrival_ms
 from dagster_flinkpy.connectors.kinesis.source import KinesisSource
 from dagster_flinkpy.connectors.sources.open_splits import OpenRanges
 from dagster_flinkpy.connectors.sources.split_enumerators import OpenEnumerator

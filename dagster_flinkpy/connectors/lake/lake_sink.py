@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from dagster_flinkpy.common.arguments import check_name, names_in
 from dagster_flinkpy.common.typeinfo import TypeInformation
-from dagster_flinkpy.connectors.columns.column_types import check_key, columns_of
-from dagster_flinkpy.connectors.columns.filled_columns import FilledColumns
+from dagster_flinkpy.connectors.columns.column_types import FilledColumns, check_key, columns_of
 from dagster_flinkpy.connectors.commit.table_sink import TableSink, check_folder
 from dagster_flinkpy.datastream.connectors.base import (
     Committer,

@@ -11,8 +11,7 @@ import pyarrow.parquet as pq
 
 from dagster_flinkpy.common.arrow_columns import with_elements
 from dagster_flinkpy.common.typeinfo import RowTypeInfo
-from dagster_flinkpy.connectors.columns.arrow_types import row_type_of
-from dagster_flinkpy.connectors.columns.column_casts import cast_column
+from dagster_flinkpy.connectors.columns.column_casts import cast_column, row_type_of
 from dagster_flinkpy.connectors.columns.text_values import from_text, moment_of
 from dagster_flinkpy.connectors.lake.table_source import TableSource
 from dagster_flinkpy.connectors.sources.input_files import reading

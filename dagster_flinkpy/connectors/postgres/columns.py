@@ -11,8 +11,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from dagster_flinkpy.common.typeinfo import DecimalTypeInfo, RowTypeInfo, TypeInformation, Types
-from dagster_flinkpy.connectors.columns.arrow_types import type_info_of
-from dagster_flinkpy.connectors.columns.column_casts import check_cast
+from dagster_flinkpy.connectors.columns.column_casts import check_cast, type_info_of
 from dagster_flinkpy.connectors.postgres.connection import untimed
 from dagster_flinkpy.errors import ConfigurationError, SourceReadError, TypeMismatchError
 

@@ -7,8 +7,7 @@ from collections.abc import Sequence
 
 from dagster_flinkpy.common.arguments import check_argument, check_installed, check_name
 from dagster_flinkpy.common.typeinfo import TypeInformation
-from dagster_flinkpy.connectors.columns.column_types import columns_of
-from dagster_flinkpy.connectors.columns.filled_columns import FilledColumns
+from dagster_flinkpy.connectors.columns.column_types import FilledColumns, columns_of
 from dagster_flinkpy.connectors.postgres.sql_types import schema_and_table, sql_type, table_uri
 from dagster_flinkpy.datastream.connectors.base import (
     Committer,

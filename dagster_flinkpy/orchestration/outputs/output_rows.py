@@ -10,8 +10,7 @@ from typing import Any
 import pyarrow as pa
 
 from dagster_flinkpy.common.typeinfo import RowTypeInfo, Types
-from dagster_flinkpy.connectors.columns.arrow_types import type_info_of
-from dagster_flinkpy.connectors.columns.column_casts import cast_rows
+from dagster_flinkpy.connectors.columns.column_casts import cast_rows, type_info_of
 from dagster_flinkpy.connectors.commit.output_ledger import StagedOutput
 from dagster_flinkpy.errors import TypeMismatchError
 from dagster_flinkpy.orchestration.outputs.output_transaction import Output, OutputTransaction, writer_context

@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Any, cast
 import pyarrow as pa
 
 from dagster_flinkpy.common.typeinfo import RowTypeInfo, TupleTypeInfo, Types
-from dagster_flinkpy.connectors.columns.arrow_types import type_info_of
-from dagster_flinkpy.connectors.columns.column_casts import check_cast
+from dagster_flinkpy.connectors.columns.column_casts import check_cast, type_info_of
 from dagster_flinkpy.datastream.connectors.spark import ROWTIME
 from dagster_flinkpy.errors import (
     ConfigurationError,

@@ -12,7 +12,7 @@ from dagster_flinkpy.common.watermark_strategy import MAX_WATERMARK
 from dagster_flinkpy.datastream.operator_specs import ReduceSpec, RollingAggregateSpec
 from dagster_flinkpy.datastream.state import ValueStateDescriptor
 from dagster_flinkpy.errors import TypeMismatchError
-from dagster_flinkpy.runtime.operators.column_fold import Cells, ColumnFold
+from dagster_flinkpy.runtime.operators.batch_fold import Cells, ColumnFold
 from dagster_flinkpy.runtime.operators.folds import aggregation_error, fields_of, fold_of, spread
 from dagster_flinkpy.runtime.operators.grouped_rows import IntegerOverflowError
 from dagster_flinkpy.runtime.operators.keyed_operators import KeyedStateOperator, ReduceOperator, touch_keys

@@ -1,24 +1,148 @@
-"""Aggregations in columns that users wrote."""
+"""Aggregations in columns, those that users wrote, and records as functions of batches take and return them."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
+import pyarrow.compute as pc
 
+from dagster_flinkpy.common.typeinfo import RowTypeInfo, TypeInformation
+from dagster_flinkpy.connectors.columns.column_casts import fit_column
 from dagster_flinkpy.datastream.aggregations import BatchAggregate
 from dagster_flinkpy.datastream.functions import AggregateFunction
-from dagster_flinkpy.errors import FlinkPyError, TypeMismatchError
+from dagster_flinkpy.errors import FlinkPyError, TypeMismatchError, shorten
 from dagster_flinkpy.runtime.failure import USER_EXCEPTIONS, user_error
-from dagster_flinkpy.runtime.operators.column_fold import Cells, ColumnFold
 from dagster_flinkpy.runtime.operators.grouped_rows import Segments
-from dagster_flinkpy.runtime.operators.record_batches import check_table, record_batch, table_column
 from dagster_flinkpy.state.cell_table import CellTable
 
-__all__ = ["BatchFold", "RecordAggregate"]
+__all__ = [
+    "BatchFold",
+    "Cells",
+    "ColumnFold",
+    "RecordAggregate",
+    "check_table",
+    "record_batch",
+    "shown_value",
+    "table_column",
+]
+
+Cells = npt.NDArray[np.int64]
+
+
+class ColumnFold(ABC):
+    """A vectorised aggregation; its accumulators are the values of a table.
+
+    Args:
+        state_type: Type of the accumulators.
+        numbers: The fields of a record that must have a number; None is the record itself. Default: none.
+    """
+
+    carries = False
+    """Whether an accumulator has more than numbers: what its first record has in other fields."""
+
+    def __init__(self, state_type: TypeInformation, numbers: Sequence[int | None] = ()) -> None:
+        self.state_type, self.numbers = state_type, numbers
+
+    @abstractmethod
+    def add(
+        self, table: CellTable, cells: Cells, accumulators: pa.Array[Any], rows: Cells, new: Cells | None = None
+    ) -> None:
+        """Merges accumulators into cells of state.
+
+        Args:
+            table: The table of the accumulators.
+            cells: The cell of each row; may repeat.
+            accumulators: Those of single records (:meth:`lift`), or of records that were combined earlier.
+            rows: The indices of the accumulators to merge, in order; may repeat.
+            new: The first position of each cell that has no accumulator, if the caller knows.
+
+        Raises:
+            IntegerOverflowError: A sum is out of range.
+        """
+
+    @abstractmethod
+    def running(self, table: CellTable, cells: Cells, accumulators: pa.Array[Any], rows: Cells) -> pa.Array[Any]:
+        """Merges like :meth:`add`, and returns the result of each row's cell after that row."""
+
+    @property
+    @abstractmethod
+    def combines(self) -> bool:
+        """Whether accumulators of parts of a cell's records can be merged to that of all of them."""
+
+    @abstractmethod
+    def combine(self, accumulators: pa.Array[Any], groups: Cells, first: Cells) -> pa.Array[Any] | None:
+        """Merges the accumulators of each group, in order.
+
+        Args:
+            accumulators: A column of accumulators.
+            groups: The group of each, as numbers from 0.
+            first: The first row of each group.
+
+        Returns:
+            The accumulator of each group, or None if a sum might be out of range for its type.
+        """
+
+    @abstractmethod
+    def lift(self, records: pa.Array[Any]) -> pa.Array[Any]:
+        """Returns the accumulator of each record alone.
+
+        Raises:
+            TypeMismatchError: A record has no number in the field.
+        """
+
+    def results(self, table: CellTable, cells: Cells) -> pa.Array[Any]:
+        """Returns the results of cells that have an accumulator."""
+        return self.results_of(table.column.take(cells))
+
+    @abstractmethod
+    def results_of(self, accumulators: pa.Array[Any]) -> pa.Array[Any]:
+        """Returns the results of accumulators."""
+
+
+def check_table(returned: Any, what: str, wanted: str = "a record batch or a table") -> None:
+    """Checks that a function has returned columns."""
+    if not isinstance(returned, (pa.RecordBatch, pa.Table)):
+        raise TypeMismatchError(f"{what} returned {shown_value(returned)}; it must return {wanted}")
+
+
+def table_column(table: Any, kind: TypeInformation, what: str) -> pa.Array[Any]:
+    """Returns the records of a table as a column of the declared type. An error names what does not fit."""
+    if not isinstance(kind, RowTypeInfo):
+        if table.num_columns != 1:
+            raise TypeMismatchError(f"{what}: declared {kind}, got the columns {table.schema.names}")
+        return fit_column(table.column(0), kind, what)
+    if sorted(table.schema.names) != sorted(kind.field_names):
+        raise TypeMismatchError(
+            f"{what}: declared the fields {list(kind.field_names)}, got the columns {table.schema.names}"
+        )
+    columns = [
+        fit_column(table.column(name), field, f"{what}, field {name!r}")
+        for name, field in zip(kind.field_names, kind.field_types, strict=True)
+    ]
+    return pa.StructArray.from_arrays(columns, fields=list(kind.arrow_type))
+
+
+def record_batch(records: pa.Array[Any], kind: TypeInformation) -> pa.RecordBatch:
+    """Returns a column of records as a batch with a column per field, or one column ``value``."""
+    column: Any = records
+    if not isinstance(kind, RowTypeInfo):
+        return pa.RecordBatch.from_arrays([column], names=["value"])
+    if column.null_count:
+        record = pc.index(column.is_null(), True).as_py()
+        raise TypeMismatchError(f"record {record} of a batch is None; filter such records out first")
+    return pa.RecordBatch.from_arrays(column.flatten(), names=list(kind.field_names))
+
+
+def shown_value(value: Any) -> str:
+    """Returns a value as a message shows it: columns and tables, which take many lines, by their type."""
+    text = repr(value)
+    kind = type(value)
+    return f"<{kind.__module__}.{kind.__qualname__}>" if "\n" in text else shorten(text, 200)
 
 
 class BatchFold(ColumnFold):

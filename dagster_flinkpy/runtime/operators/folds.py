@@ -23,8 +23,7 @@ from dagster_flinkpy.datastream.aggregations import (
     field_of,
 )
 from dagster_flinkpy.errors import TypeMismatchError
-from dagster_flinkpy.runtime.operators.batch_fold import BatchFold
-from dagster_flinkpy.runtime.operators.column_fold import Cells, ColumnFold
+from dagster_flinkpy.runtime.operators.batch_fold import BatchFold, Cells, ColumnFold
 from dagster_flinkpy.runtime.operators.grouped_rows import FoldKind, IntegerOverflowError, Segments, accumulate, fits
 from dagster_flinkpy.runtime.operators.operator_context import OperatorContext
 from dagster_flinkpy.runtime.shuffle.batch import StreamBatch

@@ -16,7 +16,7 @@ import pyarrow as pa
 from dagster_flinkpy.common.typeinfo import TypeInformation, Types
 from dagster_flinkpy.common.watermark_strategy import MAX_WATERMARK
 from dagster_flinkpy.datastream.operator_specs import OperatorSpec, ReduceSpec, RollingAggregateSpec, WindowSpec
-from dagster_flinkpy.runtime.operators.column_fold import ColumnFold
+from dagster_flinkpy.runtime.operators.batch_fold import ColumnFold
 from dagster_flinkpy.runtime.operators.folds import fold_of
 from dagster_flinkpy.runtime.operators.windows.aligned_windower import is_aligned
 from dagster_flinkpy.runtime.operators.windows.factory import window_fold_of

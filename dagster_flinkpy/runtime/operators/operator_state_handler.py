@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import io
 from collections.abc import Callable, Collection, Iterable, Sequence
 from concurrent.futures import Future
 from functools import partial
-from typing import Any
+from typing import Any, BinaryIO
 
 import pyarrow as pa
 
@@ -26,14 +27,13 @@ from dagster_flinkpy.errors import ConfigurationError, FlinkPyError
 from dagster_flinkpy.key_groups import compute_key_group_range_for_operator_index
 from dagster_flinkpy.runtime.epoch import EpochJob
 from dagster_flinkpy.runtime.failure import USER_EXCEPTIONS, user_error
-from dagster_flinkpy.runtime.operators.raw_state import RawKeyedStateOutput, RawOperatorStateOutput, RawPartition
 from dagster_flinkpy.state.files.operator_state import read_partitions, write_partitions
 from dagster_flinkpy.state.files.transfers import Uploads
 from dagster_flinkpy.state.handles import DistributionMode, OperatorStateHandle
 from dagster_flinkpy.state.operator_state_backend import RAW_STATE, OperatorStateBackend
 from dagster_flinkpy.storage import ObjectStore
 
-__all__ = ["OperatorStateHandler"]
+__all__ = ["OperatorStateHandler", "RawKeyedStateOutput", "RawOperatorStateOutput", "RawPartition"]
 
 Json = Any
 _RAW_SCHEMA = pa.schema([("value", pa.binary())])
@@ -205,3 +205,69 @@ class _SnapshotContext(FunctionSnapshotContext):
         if self._keyed is None:
             raise ConfigurationError(f"operator {self._uid!r} has no raw keyed state, because its stream has no keys")
         return self._keyed
+
+
+class RawPartition(KeyGroupStatePartitionStreamProvider):
+    """A restored partition or key group."""
+
+    def __init__(self, data: bytes, key_group: int = -1) -> None:
+        self._data, self._key_group = data, key_group
+
+    def get_stream(self) -> BinaryIO:
+        return io.BytesIO(self._data)
+
+    def get_key_group_id(self) -> int:
+        return self._key_group
+
+
+def _checked(data: bytes) -> bytes:
+    if not isinstance(data, (bytes, bytearray, memoryview)):
+        raise ConfigurationError(f"raw state must be bytes, not {data!r}")
+    return bytes(data)
+
+
+class RawOperatorStateOutput(OperatorStateCheckpointOutputStream):
+    """Gathers the partitions that a function writes."""
+
+    def __init__(self) -> None:
+        self.partitions: list[bytearray] = []
+
+    def start_new_partition(self) -> None:
+        self.partitions.append(bytearray())
+
+    def write(self, data: bytes) -> int:
+        data = _checked(data)
+        if not self.partitions:
+            self.start_new_partition()
+        self.partitions[-1] += data
+        return len(data)
+
+    def get_number_of_partitions(self) -> int:
+        return len(self.partitions)
+
+
+class RawKeyedStateOutput(KeyedStateCheckpointOutputStream):
+    """Gathers the bytes that a function writes for each key group."""
+
+    def __init__(self, key_groups: Sequence[int]) -> None:
+        self._key_groups = key_groups
+        self.groups: dict[int, bytearray] = {}
+        self._current: bytearray | None = None
+
+    def start_new_key_group(self, key_group_id: int) -> None:
+        if key_group_id not in self._key_groups or key_group_id in self.groups:
+            raise ConfigurationError(
+                f"raw state of key group {key_group_id!r}: this subtask has key groups {self._key_groups[0]} to "
+                f"{self._key_groups[-1]}, and each can be written once"
+            )
+        self._current = self.groups[key_group_id] = bytearray()
+
+    def write(self, data: bytes) -> int:
+        if self._current is None:
+            raise ConfigurationError("raw keyed state: call start_new_key_group() before write()")
+        data = _checked(data)
+        self._current += data
+        return len(data)
+
+    def get_key_group_list(self) -> Iterable[int]:
+        return list(self._key_groups)

@@ -14,8 +14,7 @@ from dagster_flinkpy.state.columns import Cells
 from dagster_flinkpy.state.files.time_order import MAX_TIME, MIN_TIME
 from dagster_flinkpy.state.layout import hashes_of
 from dagster_flinkpy.state.session_table import SessionTable, delta_of_sessions, window_column
-from dagster_flinkpy.state.timers.time_parts import TimeParts, Times
-from dagster_flinkpy.state.timers.timer_table import TimerTable
+from dagster_flinkpy.state.timers.timer_table import TimeParts, TimerTable, Times
 
 __all__ = ["SessionTimers"]
 

@@ -20,8 +20,7 @@ from hypothesis import strategies as st
 from dagster_flinkpy.common import Types
 from dagster_flinkpy.common.typeinfo import TypeInformation
 from dagster_flinkpy.connectors import ParquetSource
-from dagster_flinkpy.connectors.columns.arrow_types import type_info_of
-from dagster_flinkpy.connectors.columns.column_casts import cast_column, check_cast, fit_column
+from dagster_flinkpy.connectors.columns.column_casts import cast_column, check_cast, fit_column, type_info_of
 from dagster_flinkpy.errors import ConfigurationError, InputTypeError, SourceReadError, ThrowableType, TypeMismatchError
 from dagster_flinkpy.runtime.throwables import throwable_type
 

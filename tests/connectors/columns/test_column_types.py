@@ -17,7 +17,7 @@ from deltalake import DeltaTable
 from dagster_flinkpy.common import Instant, Row, Types
 from dagster_flinkpy.common.typeinfo import TypeInformation
 from dagster_flinkpy.connectors import CsvSink, DeltaSink, IcebergSink, JsonLinesSink, ParquetSink
-from dagster_flinkpy.connectors.columns.arrow_types import type_info_of
+from dagster_flinkpy.connectors.columns.column_casts import type_info_of
 from dagster_flinkpy.connectors.postgres.sql_types import sql_type
 from dagster_flinkpy.datastream.connectors.base import (
     CommitRequest,

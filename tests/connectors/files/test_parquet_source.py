@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from dagster_flinkpy.common.typeinfo import Types
 from dagster_flinkpy.common.watermark_strategy import WatermarkStrategy
 from dagster_flinkpy.connectors import ParquetSource
-from dagster_flinkpy.connectors.columns.arrow_types import row_type_of
+from dagster_flinkpy.connectors.columns.column_casts import row_type_of
 from dagster_flinkpy.connectors.commit.staged_files import file_name, partition_folder
 from dagster_flinkpy.connectors.files import parquet_source
 from dagster_flinkpy.connectors.files.parquet_source import row_group_ranges

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from dagster_flinkpy.common import Types
 from dagster_flinkpy.connectors import PostgresChangeSource
-from dagster_flinkpy.connectors.postgres import seen
+from dagster_flinkpy.connectors.postgres import enumerator as enumerators
 from dagster_flinkpy.connectors.postgres.change_reader import _Seen
 from dagster_flinkpy.connectors.postgres.pgoutput import Begin
 from dagster_flinkpy.errors import ConfigurationError, RestoreError, SourceReadError
@@ -409,7 +409,7 @@ def test_rows_that_a_server_lost_before_it_went_on_are_missed(
         def refuses(*_: object) -> int:
             raise psycopg.OperationalError("must be superuser or replication role to start walsender")
 
-        monkeypatch.setattr(seen, "end_of_timeline", refuses)
+        monkeypatch.setattr(enumerators, "end_of_timeline", refuses)
     with servers.postgres() as conninfo:
         database = Database(conninfo, tmp_path / "staging")
         numbered(database)

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dagster_flinkpy.connectors.postgres.committer import LedgerCommitter
-from dagster_flinkpy.connectors.postgres.epoch_rows import EpochRows
+from dagster_flinkpy.connectors.postgres.session import EpochRows
 from dagster_flinkpy.datastream.connectors.base import CommitRequest, CommitterInitContext
 from dagster_flinkpy.errors import CommitRefusedError, ConfigurationError
 from tests.committing import commit_requests

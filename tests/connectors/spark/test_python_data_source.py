@@ -26,8 +26,7 @@ from dagster_flinkpy.common import Types
 from dagster_flinkpy.common.typeinfo import RowTypeInfo, TypeInformation
 from dagster_flinkpy.common.watermark_strategy import WatermarkStrategy
 from dagster_flinkpy.connectors import ParquetSink, PythonDataSource
-from dagster_flinkpy.connectors.spark.ddl import parse_ddl
-from dagster_flinkpy.connectors.spark.python_data_reader import _goes_back
+from dagster_flinkpy.connectors.spark.python_data_reader import _goes_back, parse_ddl
 from dagster_flinkpy.datastream import StreamExecutionEnvironment
 from dagster_flinkpy.datastream.connectors.base import Json, SplitEnumerator
 from dagster_flinkpy.errors import ConfigurationError, InputChangedError, SourceReadError

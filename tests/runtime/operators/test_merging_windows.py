@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from dagster_flinkpy.common import Time, Types
 from dagster_flinkpy.datastream.window import CountTrigger, EventTimeSessionWindows, MergingWindowAssigner, TimeWindow
 from dagster_flinkpy.runtime.operators.windows import general_windower
-from dagster_flinkpy.runtime.operators.windows.merging_window_set import MergingWindowSet
+from dagster_flinkpy.runtime.operators.windows.general_windower import MergingWindowSet
 from dagster_flinkpy.testing import OperatorTestHarness
 from tests.examples import examples
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from dagster_flinkpy.common import Types, WatermarkStrategy
 from dagster_flinkpy.common.watermark_strategy import MIN_WATERMARK
-from dagster_flinkpy.runtime.operators.reader_output import BatchingOutput
+from dagster_flinkpy.runtime.operators.source_reader_operator import BatchingOutput
 from tests.examples import examples
 
 

@@ -70,7 +70,7 @@ properties = settings(max_examples=examples(20), suppress_health_check=[HealthCh
 def _cells_are_numbered_anew_often(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("dagster_flinkpy.state.cell_table._SPARE_CELLS", 2)
     monkeypatch.setattr("dagster_flinkpy.state.columns.CACHED", 3)
-    monkeypatch.setattr("dagster_flinkpy.state.pane_states.CACHED", 3)
+    monkeypatch.setattr("dagster_flinkpy.state.value_folds.CACHED", 3)
 
 
 class Values(AggregateFunction):

@@ -17,16 +17,15 @@ from dagster_flinkpy.datastream.aggregations import WithKeyAndWindow
 from dagster_flinkpy.datastream.window import CountWindow, TimeWindow
 from dagster_flinkpy.errors import TypeMismatchError
 from dagster_flinkpy.runtime.failure import USER_EXCEPTIONS
-from dagster_flinkpy.runtime.operators.column_fold import ColumnFold
+from dagster_flinkpy.runtime.operators.batch_fold import ColumnFold
 from dagster_flinkpy.runtime.operators.folds import aggregation_error, fields_of, spread
 from dagster_flinkpy.runtime.operators.grouped_rows import IntegerOverflowError
 from dagster_flinkpy.runtime.operators.windows.window_operator import Ints, WindowOperator
 from dagster_flinkpy.runtime.shuffle.batch import StreamBatch
 from dagster_flinkpy.state.cell_table import CellTable
 from dagster_flinkpy.state.columns import NumberColumn, SharedColumn
-from dagster_flinkpy.state.pane_states import PaneState
 from dagster_flinkpy.state.session_table import SessionTable
-from dagster_flinkpy.state.value_folds import fold_values
+from dagster_flinkpy.state.value_folds import PaneState, fold_values
 
 __all__ = ["Contents", "CountWindows", "Due", "TimeWindows", "make_contents"]
 

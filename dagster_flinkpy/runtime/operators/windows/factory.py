@@ -9,7 +9,7 @@ from dagster_flinkpy.datastream.window import (
     MergingWindowAssigner,
     ProcessingTimeSessionWindows,
 )
-from dagster_flinkpy.runtime.operators.column_fold import ColumnFold
+from dagster_flinkpy.runtime.operators.batch_fold import ColumnFold
 from dagster_flinkpy.runtime.operators.folds import fold_of
 from dagster_flinkpy.runtime.operators.operator_context import OperatorContext
 from dagster_flinkpy.runtime.operators.windows.aligned_windower import AlignedWindower, is_aligned

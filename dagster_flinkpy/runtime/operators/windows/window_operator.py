@@ -26,8 +26,7 @@ from dagster_flinkpy.datastream.state import (
 from dagster_flinkpy.datastream.window import EventTimeTrigger, MergingWindowAssigner, ProcessingTimeTrigger
 from dagster_flinkpy.metrics import LATE_RECORDS_DROPPED
 from dagster_flinkpy.runtime.failure import USER_EXCEPTIONS
-from dagster_flinkpy.runtime.operators.batch_fold import BatchFold, RecordAggregate
-from dagster_flinkpy.runtime.operators.column_fold import ColumnFold
+from dagster_flinkpy.runtime.operators.batch_fold import BatchFold, ColumnFold, RecordAggregate
 from dagster_flinkpy.runtime.operators.keyed_operators import KeyedOperator, KeyedTimerService
 from dagster_flinkpy.runtime.operators.operator_context import OperatorContext
 from dagster_flinkpy.runtime.operators.stream_operator import OperatorSnapshot
