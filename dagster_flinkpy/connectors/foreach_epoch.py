@@ -8,7 +8,7 @@ from typing import Any
 
 from dagster_flinkpy.common.arguments import check_argument
 from dagster_flinkpy.common.typeinfo import TypeInformation
-from dagster_flinkpy.connectors.columns.column_types import check_parquet_type
+from dagster_flinkpy.connectors.columns.column_types import check_parquet_type, columns_of
 from dagster_flinkpy.connectors.commit.table_sink import StagedParquet
 from dagster_flinkpy.datastream.connectors.base import (
     Committer,
@@ -72,11 +72,13 @@ class ForeachEpoch(TwoPhaseCommittingSink):
         if frame not in _FRAMES:
             raise ConfigurationError(f"ForeachEpoch(): frame {frame!r} must be one of {list(_FRAMES)}")
         self.function, self.frame = function, frame
-        self.files = _StagedFiles(staging)
+        self.files = StagedParquet(staging)
         self.staging = self.files.location
 
     def validate(self, type_info: TypeInformation | None) -> None:
         self.files.validate(type_info)
+        for name, kind in {} if type_info is None else columns_of(type_info).items():
+            check_parquet_type(name, kind, "a ForeachEpoch")
 
     def create_writer(self, context: WriterInitContext, type_info: TypeInformation) -> CommittingSinkWriter:
         self.validate(type_info)
@@ -90,10 +92,3 @@ class ForeachEpoch(TwoPhaseCommittingSink):
 
     def kinds(self) -> set[str]:
         return {"python"} if self.frame == "arrow" else {"spark"}
-
-
-class _StagedFiles(StagedParquet):
-    """The staged rows."""
-
-    def validate_column(self, name: str, type_info: TypeInformation) -> None:
-        check_parquet_type(name, type_info, "a ForeachEpoch")

@@ -56,7 +56,7 @@ class TableSink(TwoPhaseCommittingSink):
     """The name of the format: its Dagster kind, and the suffix of files."""
     compressions: ClassVar[dict[str, str]]
     """What `compression` may be, and the suffix that it adds to the names of files."""
-    keeps_partition_columns: ClassVar[bool] = False
+    keeps_partition_columns = False
     """Whether files have the columns of `partition_by`, too."""
 
     def __init__(

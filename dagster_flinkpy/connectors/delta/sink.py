@@ -6,8 +6,7 @@ from collections.abc import Sequence
 from typing import ClassVar
 
 from dagster_flinkpy.common.arguments import check_installed
-from dagster_flinkpy.common.typeinfo import TypeInformation, Types
-from dagster_flinkpy.connectors.columns.column_types import check_parquet_type
+from dagster_flinkpy.common.typeinfo import Types
 from dagster_flinkpy.connectors.commit.table_sink import StagedParquet
 from dagster_flinkpy.connectors.lake.lake_sink import LakeSink
 from dagster_flinkpy.datastream.connectors.tables import TableForm
@@ -15,8 +14,6 @@ from dagster_flinkpy.errors import ConfigurationError
 from dagster_flinkpy.storage import StorageLocation
 
 __all__ = ["DeltaSink"]
-
-_WITHOUT = (Types.SQL_TIME(), Types.BIG_INT())
 
 
 class DeltaSink(LakeSink):
@@ -49,6 +46,7 @@ class DeltaSink(LakeSink):
 
     table_format: ClassVar[str] = "delta"
     unreadable: ClassVar[str] = "%[0-9A-Fa-f]{2}"
+    without = (Types.SQL_TIME(), Types.BIG_INT())
 
     def __init__(
         self,
@@ -67,7 +65,7 @@ class DeltaSink(LakeSink):
                 "with a key, rows replace rows with the same key, and delta-rs writes the files: leave out "
                 "partition_column, sort_by and max_file_bytes"
             )
-        files = _DeltaFiles(location, partition_by=partition_by, sort_by=sort_by, max_file_bytes=max_file_bytes)
+        files = StagedParquet(location, partition_by=partition_by, sort_by=sort_by, max_file_bytes=max_file_bytes)
         staged = StagedParquet(files.location.child("_flinkpy_staged"))
         super().__init__(files, staged, partition_column=partition_column, key=key, merge_schema=merge_schema)
 
@@ -86,10 +84,3 @@ class DeltaSink(LakeSink):
 
     def kinds(self) -> set[str]:
         return {"deltalake"}
-
-
-class _DeltaFiles(StagedParquet):
-    """The data files of a table."""
-
-    def validate_column(self, name: str, type_info: TypeInformation) -> None:
-        check_parquet_type(name, type_info, f"Delta table {self.location.url}", most_digits=38, without=_WITHOUT)

@@ -17,7 +17,7 @@ from dagster_flinkpy.common.typeinfo import (
     TypeInformation,
     Types,
 )
-from dagster_flinkpy.connectors.columns.column_types import FilledColumns, check_parquet_type, columns_of
+from dagster_flinkpy.connectors.columns.column_types import FilledColumns, columns_of
 from dagster_flinkpy.connectors.commit.table_sink import StagedParquet
 from dagster_flinkpy.connectors.lake.lake_sink import LakeSink
 from dagster_flinkpy.errors import ConfigurationError
@@ -68,6 +68,7 @@ class IcebergSink(LakeSink):
 
     table_format: ClassVar[str] = "iceberg"
     unreadable: ClassVar[str] = "[#?]"
+    without = (Types.BIG_INT(),)
 
     def __init__(
         self,
@@ -93,7 +94,8 @@ class IcebergSink(LakeSink):
             raise ConfigurationError(
                 "give a key or a partition_column: rows replace rows with the same key, or those of a partition"
             )
-        files = _IcebergFiles(location, partition_by=partition_by, sort_by=sort_by, max_file_bytes=max_file_bytes)
+        files = StagedParquet(location, partition_by=partition_by, sort_by=sort_by, max_file_bytes=max_file_bytes)
+        files.keeps_partition_columns = True
         if files.location.kms_key_id is not None:
             raise ConfigurationError(
                 f"pyiceberg cannot write metadata of {table!r} with a KMS key: make the key the default of the bucket, "
@@ -141,16 +143,6 @@ class IcebergSink(LakeSink):
 
     def uri(self) -> str:
         return self.location.url if self.branch == _MAIN else f"{self.location.url}#{quote(self.branch, safe='')}"
-
-
-class _IcebergFiles(StagedParquet):
-    """The data files of a table."""
-
-    keeps_partition_columns: ClassVar[bool] = True
-
-    def validate_column(self, name: str, type_info: TypeInformation) -> None:
-        where = f"Iceberg table {self.location.url}"
-        check_parquet_type(name, type_info, where, most_digits=38, without=[Types.BIG_INT()])
 
 
 def widened(type_info: TypeInformation) -> TypeInformation:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from dagster_flinkpy.common.arguments import check_name, names_in
 from dagster_flinkpy.common.typeinfo import TypeInformation
-from dagster_flinkpy.connectors.columns.column_types import FilledColumns, check_key, columns_of
+from dagster_flinkpy.connectors.columns.column_types import FilledColumns, check_key, check_parquet_type, columns_of
 from dagster_flinkpy.connectors.commit.table_sink import TableSink, check_folder
 from dagster_flinkpy.datastream.connectors.base import (
     Committer,
@@ -35,6 +35,8 @@ class LakeSink(TwoPhaseCommittingSink):
     """How names in the registry begin."""
     unreadable: ClassVar[str]
     """A regular expression: what the name of the folder cannot have."""
+    without: ClassVar[tuple[TypeInformation, ...]]
+    """The types that its columns cannot have, though Parquet files can."""
 
     def __init__(
         self,
@@ -70,6 +72,8 @@ class LakeSink(TwoPhaseCommittingSink):
         if self.filled is not None:
             self.filled.check_free(where, columns)
         self.files.validate(None if type_info is None else self.row_type(type_info))
+        for name, kind in columns.items():
+            check_parquet_type(name, kind, self.what, most_digits=38, without=self.without)
         check_key(where, self.key, columns)
 
     def row_type(self, type_info: TypeInformation) -> TypeInformation:
@@ -99,8 +103,7 @@ class LakeSink(TwoPhaseCommittingSink):
 
     def create_writer(self, context: WriterInitContext, type_info: TypeInformation) -> CommittingSinkWriter:
         self.validate(type_info)
-        name = "keyed_rows_writer" if self.key else f"{self.table_format}_writer"
-        return call_registered(name, self, context, type_info)
+        return call_registered("keyed_rows_writer" if self.key else "lake_writer", self, context, type_info)
 
     def create_committer(self, context: CommitterInitContext) -> Committer:
         does = "upsert_" if self.key else "" if self.filled is None else "partition_"

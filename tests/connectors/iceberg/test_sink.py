@@ -33,7 +33,7 @@ from dagster_flinkpy.connectors.iceberg import commit_log
 from dagster_flinkpy.connectors.iceberg.commit_log import CommitLog
 from dagster_flinkpy.connectors.iceberg.committer import IcebergCommitter, IcebergUpsertCommitter
 from dagster_flinkpy.connectors.iceberg.table import open_catalog
-from dagster_flinkpy.connectors.iceberg.writer import IcebergWriter
+from dagster_flinkpy.connectors.lake.writer import LakeWriter
 from dagster_flinkpy.datastream.connectors.base import CommitRequest, Committer, CommitterInitContext, WriterInitContext
 from dagster_flinkpy.errors import (
     CommitRefusedError,
@@ -450,8 +450,8 @@ def test_an_owner_replaces_its_own_rows_only(tmp_path: Path) -> None:
 
 
 STEPS: list[tuple[Any, str]] = [
-    (IcebergWriter, "write"),
-    (IcebergWriter, "prepare_commit"),
+    (LakeWriter, "write"),
+    (LakeWriter, "prepare_commit"),
     (StagedRowsWriter, "prepare_commit"),
     (StagedFileCommitter, "complete"),
     (IcebergCommitter, "_swap"),
