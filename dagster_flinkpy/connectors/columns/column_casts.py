@@ -114,26 +114,35 @@ _INTEGER_DIGITS = {8: 3, 16: 5, 32: 10, 64: 19}
 _MANTISSA_BITS = {16: 11, 32: 24, 64: 53}
 
 
-def check_cast(name: str, there: pa.DataType, wanted: pa.DataType, declared: TypeInformation | None = None) -> None:
-    """Checks that the values of a column stay what they are in another type."""
+def check_cast(
+    name: str,
+    there: pa.DataType,
+    wanted: pa.DataType,
+    declared: TypeInformation | None = None,
+    *,
+    fills: bool = False,
+) -> None:
+    """Checks that the values of a column stay what they are in another type; ``fills`` as for `cast_column`."""
     shown, there = there, _plain(there)
     if pa.types.is_null(there) or there == wanted:
         return
     if pa.types.is_struct(there) and pa.types.is_struct(wanted):
         for field in wanted:
             found = there.get_all_field_indices(field.name)
+            if not found and fills:
+                continue
             if len(found) != 1:
                 fields = [each.name for each in there]
                 raise TypeMismatchError(
                     f"column {name!r} has the fields {fields}, but {_shown(wanted, declared)} needs one named "
                     f"{field.name!r}: declare its fields by their names"
                 )
-            check_cast(f"{name}.{field.name}", there.field(found[0]).type, field.type)
+            check_cast(f"{name}.{field.name}", there.field(found[0]).type, field.type, fills=fills)
     elif _is_list(there) and pa.types.is_list(wanted):
-        check_cast(f"{name}[]", there.value_type, wanted.value_type)
+        check_cast(f"{name}[]", there.value_type, wanted.value_type, fills=fills)
     elif pa.types.is_map(there) and pa.types.is_map(wanted):
-        check_cast(f"{name}.key", there.key_type, wanted.key_type)
-        check_cast(f"{name}.value", there.item_type, wanted.item_type)
+        check_cast(f"{name}.key", there.key_type, wanted.key_type, fills=fills)
+        check_cast(f"{name}.value", there.item_type, wanted.item_type, fills=fills)
     elif not _fits(there, wanted):
         raise TypeMismatchError(
             f"column {name!r} is {shown}, which does not become {_shown(wanted, declared)}: {_reason(there, wanted)}. "
@@ -141,13 +150,16 @@ def check_cast(name: str, there: pa.DataType, wanted: pa.DataType, declared: Typ
         )
 
 
-def cast_column(name: str, column: pa.Array, wanted: pa.DataType) -> pa.Array:
-    """Converts a column from outside of the job to the Arrow type of a declared type."""
+def cast_column(name: str, column: pa.Array, wanted: pa.DataType, *, fills: bool = False) -> pa.Array:
+    """Converts a column from outside of the job to the Arrow type of a declared type.
+
+    With ``fills``, fields that values do not have, because they are older than the fields, are null.
+    """
     if isinstance(column, pa.ChunkedArray):
         column = one_chunk(column)
     if column.type == wanted:
         return column
-    check_cast(name, column.type, wanted)
+    check_cast(name, column.type, wanted, fills=fills)
     try:
         return _cast(column, wanted)
     except pa.ArrowException as error:
@@ -260,8 +272,11 @@ def _cast(column: pa.Array, wanted: pa.DataType) -> pa.Array:
     if pa.types.is_null(there):
         return pa.nulls(len(column), wanted)
     if pa.types.is_struct(wanted):
-        # By name: Arrow would take fields that are missing for null.
-        parts = [_cast(pc.struct_field(column, [there.get_field_index(f.name)]), f.type) for f in wanted]
+        places = [there.get_field_index(field.name) for field in wanted]
+        parts = [
+            pa.nulls(len(column), field.type) if at < 0 else _cast(pc.struct_field(column, [at]), field.type)
+            for field, at in zip(wanted, places, strict=True)
+        ]
         return pa.StructArray.from_arrays(parts, fields=list(wanted), mask=column.is_null())
     if pa.types.is_list(wanted):
         return with_elements(column, wanted, partial(_cast, wanted=wanted.value_type))

@@ -9,7 +9,6 @@ from functools import partial
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from dagster_flinkpy.common.arrow_columns import with_elements
 from dagster_flinkpy.common.typeinfo import RowTypeInfo
 from dagster_flinkpy.connectors.columns.column_casts import cast_column, row_type_of
 from dagster_flinkpy.connectors.columns.text_values import from_text, moment_of
@@ -115,33 +114,11 @@ def _children(kind: pa.DataType) -> list[pa.Field]:
     return [kind.key_field.with_name("key"), kind.item_field.with_name("value")] if pa.types.is_map(kind) else []
 
 
-def _filled(column: pa.Array, wanted: pa.DataType) -> pa.Array:
-    """Adds fields in columns that the table has, but not a file that is older than they are, as nulls."""
-    there = column.type
-    if there == wanted:
-        return column
-    if pa.types.is_struct(there) and pa.types.is_struct(wanted):
-        names = [field.name for field in there]
-        parts = [
-            _filled(column.field(field.name), field.type) if field.name in names else pa.nulls(len(column), field.type)
-            for field in wanted
-        ]
-        return pa.StructArray.from_arrays(parts, names=[field.name for field in wanted], mask=column.is_null())
-    if pa.types.is_list(there) and pa.types.is_list(wanted):
-        fill = partial(_filled, wanted=wanted.value_type)
-        return with_elements(column, pa.list_(fill(pa.array([], there.value_type)).type), fill)
-    if pa.types.is_map(there) and pa.types.is_map(wanted):
-        keys, items = (partial(_filled, wanted=kind) for kind in (wanted.key_type, wanted.item_type))
-        kinds = keys(pa.array([], there.key_type)).type, items(pa.array([], there.item_type)).type
-        return with_elements(column, pa.map_(*kinds), keys, items)
-    return column
-
-
 def _struct(source: TableSource, split: SourceSplit, rows: pa.RecordBatch, columns: dict[str, str]) -> pa.Array:
     constants, arrays = split.properties.get("values", {}), []
     for field in source.table_type.arrow_type:
         if field.name in columns:
-            arrays.append(cast_column(field.name, _filled(rows.column(columns[field.name]), field.type), field.type))
+            arrays.append(cast_column(field.name, rows.column(columns[field.name]), field.type, fills=True))
         else:
             value = constants.get(field.name)
             constant = pa.array([bytes.fromhex(value["hex"]) if isinstance(value, dict) else value])

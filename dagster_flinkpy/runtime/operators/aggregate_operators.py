@@ -11,10 +11,8 @@ import pyarrow as pa
 from dagster_flinkpy.common.watermark_strategy import MAX_WATERMARK
 from dagster_flinkpy.datastream.operator_specs import ReduceSpec, RollingAggregateSpec
 from dagster_flinkpy.datastream.state import ValueStateDescriptor
-from dagster_flinkpy.errors import TypeMismatchError
 from dagster_flinkpy.runtime.operators.batch_fold import Cells, ColumnFold
-from dagster_flinkpy.runtime.operators.folds import aggregation_error, fields_of, fold_of, spread
-from dagster_flinkpy.runtime.operators.grouped_rows import IntegerOverflowError
+from dagster_flinkpy.runtime.operators.folds import aggregating, fields_of, fold_of, spread
 from dagster_flinkpy.runtime.operators.keyed_operators import KeyedStateOperator, ReduceOperator, touch_keys
 from dagster_flinkpy.runtime.operators.operator_context import OperatorContext
 from dagster_flinkpy.runtime.operators.stream_operator import OperatorSnapshot, StreamOperator
@@ -53,10 +51,8 @@ class RollingAggregateOperator(KeyedStateOperator):
     def process(self, input_index: int, batch: StreamBatch) -> None:
         keys = self.bind(batch)
         seats = touch_keys(self.backend, keys)
-        try:
+        with aggregating(self.context, batch):
             results = self._fold.running(self._state, seats, self._fold.lift(batch.column), np.arange(len(batch)))
-        except (IntegerOverflowError, TypeMismatchError) as e:
-            raise aggregation_error(self.context, e, batch) from e
         self._emit_of(keys.column, results, batch.timestamps)
 
     def _emit_of(self, keys: Any, results: pa.Array[Any], timestamps: Cells) -> None:
@@ -82,11 +78,9 @@ class MiniBatchAggregateOperator(RollingAggregateOperator):
         if self.backend.is_full:
             self._emit_changed()  # seats are about to stand for other keys
         seats = self.seats(batch)
-        try:
+        with aggregating(self.context, batch):
             accumulators = batch.column if batch.combined else self._fold.lift(batch.column)
             self._fold.add(self._state, seats, accumulators, np.arange(len(batch)))
-        except (IntegerOverflowError, TypeMismatchError) as e:
-            raise aggregation_error(self.context, e, batch) from e
         self._changed = grown(self._changed, int(seats.max(initial=-1)) + 1, 0)
         self._changed[seats] = True
 

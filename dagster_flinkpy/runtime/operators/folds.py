@@ -30,7 +30,7 @@ from dagster_flinkpy.runtime.shuffle.batch import StreamBatch
 from dagster_flinkpy.state.cell_table import CellTable
 from dagster_flinkpy.state.columns import FixedColumn, StructColumn
 
-__all__ = ["aggregation_error", "fields_of", "fold_of", "spread"]
+__all__ = ["aggregating", "fields_of", "fold_of", "naming", "spread"]
 
 Numbers = npt.NDArray[Any]
 
@@ -90,7 +90,7 @@ class _Part:
 
 
 @contextmanager
-def _naming(rows: Cells) -> Iterator[None]:
+def naming(rows: Cells) -> Iterator[None]:
     """Lets an overflow name the accumulator, not its place among those that are merged."""
     try:
         yield
@@ -120,7 +120,7 @@ class _LeafFold(ColumnFold):
         first = table.first_missing(cells) if new is None else new
         fresh = cells[first]
         self._start(table, fresh, rows[first], accumulators)
-        with _naming(rows):
+        with naming(rows):
             for part in self._parts(table, accumulators, rows):
                 part.add(cells, fresh, first)
         table.mark(cells)
@@ -129,7 +129,7 @@ class _LeafFold(ColumnFold):
         segments = Segments.of(cells)
         fresh = ~table.contains(segments.groups)
         self._start(table, segments.groups[fresh], rows[segments.order[segments.starts[fresh]]], accumulators)
-        with _naming(rows):
+        with naming(rows):
             parts = [part.running(segments, fresh) for part in self._parts(table, accumulators, rows)]
         table.mark(segments.groups)
         folded = {field: pa.array(part) for (field, _), part in zip(self.leaves, parts, strict=True)}
@@ -304,18 +304,24 @@ def fold_of(
     return None
 
 
-def aggregation_error(context: OperatorContext, error: Exception, batch: StreamBatch) -> Exception:
-    """Returns an error that names the operator and, for an overflow, the record."""
-    uid = context.vertex.uid
-    if isinstance(error, IntegerOverflowError):
+@contextmanager
+def aggregating(context: OperatorContext, batch: StreamBatch) -> Iterator[None]:
+    """Lets errors of an aggregation name the operator and, for an overflow, the record."""
+    where = f"operator {context.vertex.uid!r}: "
+    try:
+        yield
+    except IntegerOverflowError as error:
         assert batch.keys is not None
         record, key = batch.column[error.row].as_py(), batch.keys.column[error.row].as_py()
         what = "records combined to" if batch.combined else "record"
-        return TypeMismatchError(
-            f"operator {uid!r}: with {what} {record!r}, the sum of key {key!r} is out of range for its type; sum "
-            "a wider type, such as Types.LONG() or Types.DOUBLE()"
-        )
-    return TypeMismatchError(f"operator {uid!r}: {error}")
+        raise TypeMismatchError(
+            f"{where}with {what} {record!r}, the sum of key {key!r} is out of range for its type; sum a wider type, "
+            "such as Types.LONG() or Types.DOUBLE()"
+        ) from error
+    except TypeMismatchError as error:
+        if str(error).startswith(where):  # by whoever called a function of the user
+            raise
+        raise TypeMismatchError(f"{where}{error}") from error
 
 
 def spread(keys: pa.Array[Any], *, flat: bool) -> list[pa.Array[Any]]:

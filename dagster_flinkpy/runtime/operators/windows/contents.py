@@ -15,11 +15,9 @@ import pyarrow as pa
 
 from dagster_flinkpy.datastream.aggregations import WithKeyAndWindow
 from dagster_flinkpy.datastream.window import CountWindow, TimeWindow
-from dagster_flinkpy.errors import TypeMismatchError
 from dagster_flinkpy.runtime.failure import USER_EXCEPTIONS
 from dagster_flinkpy.runtime.operators.batch_fold import ColumnFold
-from dagster_flinkpy.runtime.operators.folds import aggregation_error, fields_of, spread
-from dagster_flinkpy.runtime.operators.grouped_rows import IntegerOverflowError
+from dagster_flinkpy.runtime.operators.folds import aggregating, fields_of, naming, spread
 from dagster_flinkpy.runtime.operators.windows.window_operator import Ints, WindowOperator
 from dagster_flinkpy.runtime.shuffle.batch import StreamBatch
 from dagster_flinkpy.state.cell_table import CellTable
@@ -292,10 +290,8 @@ class SharedContents(RecordContents):
         places = self.table.column.places(cells)
         begin = _begin(firsts) | _begin(lasts) | _begin(places)
         heads = np.flatnonzero(begin)
-        try:
+        with aggregating(self._operator.context, self._batch):
             places = self.table.column.divide(cells, np.cumsum(begin) - 1, places[heads])
-        except TypeMismatchError as e:
-            raise TypeMismatchError(f"operator {self._operator.context.vertex.uid!r}: {e}") from e
         self._add_to_parts(owners, rows[begins], order, firsts[heads], lasts[heads], places)
         self.table.mark(cells)
 
@@ -324,10 +320,8 @@ class ColumnContents(Contents):
     def take(self, batch: StreamBatch) -> Ints:
         self._batch = batch
         if not batch.combined:
-            try:
+            with aggregating(self._operator.context, batch):
                 self._accumulators = self._fold.lift(batch.column)
-            except TypeMismatchError as e:
-                raise aggregation_error(self._operator.context, e, batch) from e
             return batch.timestamps
         self._accumulators = batch.column
         if not self._merges:
@@ -338,21 +332,16 @@ class ColumnContents(Contents):
         return times
 
     def add(self, seats: Ints, cells: Ints, rows: Ints, new: Ints | None = None) -> None:
-        if not len(rows):
-            return
-        try:
-            self._fold.add(self.table, cells, self._accumulators, rows, new)
-        except IntegerOverflowError as e:
-            raise aggregation_error(self._operator.context, e, self._batch) from e
+        if len(rows):
+            with aggregating(self._operator.context, self._batch):
+                self._fold.add(self.table, cells, self._accumulators, rows, new)
 
     def add_firing(
         self, seats: Ints, cells: Ints, rows: Ints, windows: Any, *, fires: Mask | None = None, purge: bool = False
     ) -> None:
         assert fires is None and not purge and not self._batch.combined
-        try:
+        with aggregating(self._operator.context, self._batch):
             results = self._fold.running(self.table, cells, self._accumulators, rows)
-        except IntegerOverflowError as e:
-            raise aggregation_error(self._operator.context, e, self._batch) from e
         self._emit(results, seats, windows, self._batch.timestamps[rows])
 
     def fire(self, due: Due) -> None:
@@ -365,14 +354,10 @@ class ColumnContents(Contents):
     def merge(self, seats: Ints, cells: Ints, others: Ints, rows: Ints) -> None:
         held = self.table.contains(others)
         cells, others, rows = cells[held], others[held], rows[held]
-        if not len(cells):
-            return
-        try:
-            self._fold.add(self.table, cells, self.table.lookup(others), np.arange(len(others)))
-        except IntegerOverflowError as e:
-            error = IntegerOverflowError(int(rows[e.row]))
-            raise aggregation_error(self._operator.context, error, self._batch) from e
-        self.table.delete(others)
+        if len(cells):
+            with aggregating(self._operator.context, self._batch), naming(rows):
+                self._fold.add(self.table, cells, self.table.lookup(others), np.arange(len(others)))
+            self.table.delete(others)
 
     def _emit(self, results: pa.Array[Any], seats: Ints, windows: TimeWindows, times: Ints) -> None:
         if self._front is not None:
