@@ -117,7 +117,8 @@ class PipelinedTask(StreamTask):
     def begin(self, epoch: EpochInput) -> None:
         """Lets the sources read an epoch, or a part of an open one."""
         self.unsent = True
-        self._to_read.append(epoch)
+        if self.stage == 0:  # others take none out
+            self._to_read.append(epoch)
         self._poll_again()
         self.stop_reading(stops=False)
         new, self._begun = epoch.checkpoint_id != self._begun, epoch.checkpoint_id
