@@ -14,6 +14,7 @@ __all__ = [
     "check_argument",
     "check_count",
     "check_installed",
+    "check_interval",
     "check_name",
     "check_number",
     "check_settings",
@@ -82,6 +83,17 @@ def check_count(call: str, name: str, value: Any, unit: str) -> None:
     check_number(f"{name} of {call}", value, unit)
     if value < 1:
         raise ConfigurationError(f"{name}={value} of {call} must be at least 1")
+
+
+def check_interval(call: str, value: Any) -> None:
+    """Checks the ``discovery_interval`` of a source.
+
+    Raises:
+        ConfigurationError: It is no time, or not positive.
+    """
+    check_argument(f"discovery_interval of {call}", value, timedelta, "a timedelta, such as timedelta(minutes=5)")
+    if value <= timedelta(0):
+        raise ConfigurationError(f"discovery_interval={value} of {call} must be positive")
 
 
 def check_settings(settings: Any) -> None:

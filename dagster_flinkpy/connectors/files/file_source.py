@@ -43,7 +43,8 @@ class FileEnumerator(OpenEnumerator[OpenSplits]):
     """
 
     def __init__(self, source: FileSource, restored: Json | None) -> None:
-        super().__init__(source.limits, OpenSplits(source.limits, _TextMeter(source), root=str, key=str, size=int))
+        splits = OpenSplits(source.limits, _TextMeter(source), root=str, key=str, size=int)
+        super().__init__(source.limits, splits, source.discovery_interval)
         self._source, self._known, self._runs = source, KnownFiles(), PartitionRuns()
         self._names: frozenset[str] = frozenset()
         """Names of all files ever found, if an earlier release stored the position. Otherwise empty."""

@@ -9,11 +9,11 @@ import re
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from datetime import datetime
+from datetime import datetime, timedelta
 from functools import lru_cache, partial
 from typing import TYPE_CHECKING
 
-from dagster_flinkpy.common.arguments import check_count
+from dagster_flinkpy.common.arguments import check_count, check_interval
 from dagster_flinkpy.common.decimals import check_has_scale
 from dagster_flinkpy.common.typeinfo import RowTypeInfo
 from dagster_flinkpy.connectors.commit.table_sink import checked_location
@@ -24,7 +24,14 @@ from dagster_flinkpy.connectors.sources.known_files import KnownFiles, check_unc
 from dagster_flinkpy.connectors.sources.open_splits import SPLITS_PER_SUBTASK, OpenSplits, RowMeter
 from dagster_flinkpy.connectors.sources.parquet_rows import open_parquet, rows_from
 from dagster_flinkpy.connectors.sources.split_enumerators import OpenEnumerator
-from dagster_flinkpy.datastream.connectors.base import Json, SourceLag, SourceSplit, SplitEnumerator, position_field
+from dagster_flinkpy.datastream.connectors.base import (
+    Json,
+    Source,
+    SourceLag,
+    SourceSplit,
+    SplitEnumerator,
+    position_field,
+)
 from dagster_flinkpy.datastream.connectors.epoch_limits import EpochLimits
 from dagster_flinkpy.datastream.connectors.partitions import PartitionedSource, TimePartition
 from dagster_flinkpy.errors import ConfigurationError, InputChangedError, SourceReadError, StorageError
@@ -84,6 +91,8 @@ class ParquetSource(RowSource, PartitionedSource):
         partition_format: For a job with a time-window ``partitions_def``: the ``strftime`` format with which the names
             of a partition's files start, such as ``%Y-%m-%d`` or ``year=%Y/month=%m/``. A partition reads the files
             whose names are between its start (inclusive) and its end (exclusive) in this format.
+        discovery_interval: How long a job that runs on waits before it lists the folder again. Default: 1 second. On
+            S3, a listing takes a request for each 1,000 files.
         batch_rows: Maximum number of records in a batch.
 
     Raises:
@@ -106,9 +115,11 @@ class ParquetSource(RowSource, PartitionedSource):
         max_records_per_epoch: int | None = None,
         max_bytes_per_epoch: int | None = None,
         partition_format: str | None = None,
+        discovery_interval: timedelta = Source.discovery_interval,
         batch_rows: int = 8192,
     ) -> None:
         self._declare(row_type)
+        check_interval("ParquetSource()", discovery_interval)
         check_count("ParquetSource()", "batch_rows", batch_rows, "rows")
         if max_files_per_epoch is not None:
             check_count("ParquetSource()", "max_files_per_epoch", max_files_per_epoch, "files")
@@ -120,7 +131,7 @@ class ParquetSource(RowSource, PartitionedSource):
         self.max_files_per_epoch = max_files_per_epoch
         self.limits = EpochLimits.checked("ParquetSource()", max_records_per_epoch, max_bytes_per_epoch)
         self.partition_format = partition_format
-        self.batch_rows = batch_rows
+        self.discovery_interval, self.batch_rows = discovery_interval, batch_rows
         if row_type is not None:
             check_has_scale(row_type, f"row_type of the Parquet source {self.location.url}")
         self._before: str | None = None
@@ -262,8 +273,8 @@ class _ParquetEnumerator(OpenEnumerator[OpenSplits]):
     """
 
     def __init__(self, source: ParquetSource, restored: Json | None) -> None:
-        meter = RowMeter(partial(_measure, source))
-        super().__init__(source.limits, OpenSplits(source.limits, meter, number=int, size=int, version=str))
+        splits = OpenSplits(source.limits, RowMeter(partial(_measure, source)), number=int, size=int, version=str)
+        super().__init__(source.limits, splits, source.discovery_interval)
         self._source, self._store = source, source.location.open()
         self._last: str | None = None
         self._known = KnownFiles()

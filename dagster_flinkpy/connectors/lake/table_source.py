@@ -186,8 +186,8 @@ class _TableEnumerator(OpenEnumerator[OpenSplits]):
     """Assigns data files to readers, version by version. A split's number says which subtask reads it."""
 
     def __init__(self, source: TableSource, restored: Json | None) -> None:
-        meter = RowMeter(self._measure)
-        super().__init__(source.limits, OpenSplits(source.limits, meter, number=int, path=str, size=int))
+        splits = OpenSplits(source.limits, RowMeter(self._measure), number=int, path=str, size=int)
+        super().__init__(source.limits, splits, source.discovery_interval)
         self._rows: dict[str, int] = {}
         """The rows of data files, by the ids of their splits. Footers are read once."""
         self._source, self._log = source, source.log()

@@ -120,7 +120,7 @@ class PostgresChangeEnumerator(EndingEnumerator):
     """
 
     def __init__(self, source: PostgresChangeSource, restored: Json | None) -> None:
-        super().__init__(source.limits)
+        super().__init__(source.limits, source.discovery_interval)
         self._source = source
         self._lsn: int | None = None
         self._end: int | None = None

@@ -6,7 +6,7 @@ import re
 from datetime import timedelta
 from typing import ClassVar
 
-from dagster_flinkpy.common.arguments import check_argument, check_count, check_installed, check_name
+from dagster_flinkpy.common.arguments import check_argument, check_count, check_installed, check_interval, check_name
 from dagster_flinkpy.common.typeinfo import RowTypeInfo, Types
 from dagster_flinkpy.connectors.postgres.sql_types import schema_and_table, table_uri
 from dagster_flinkpy.connectors.sources.declared_source import RowSource
@@ -92,7 +92,7 @@ class PostgresChangeSource(RowSource):
         self._added = {"row_kind": Types.STRING(), "commit_time": Types.SQL_TIMESTAMP()}
         self._declare(row_type)
         check_argument(f"snapshot of {call}", snapshot, bool, "True or False")
-        check_argument(f"discovery_interval of {call}", discovery_interval, timedelta, "a timedelta")
+        check_interval(call, discovery_interval)
         if publication is not None:
             check_name(f"{call} as publication", publication)
         check_installed(call[:-2], "psycopg", "postgres")
@@ -101,8 +101,6 @@ class PostgresChangeSource(RowSource):
         if changelog_mode not in ("all", "upsert"):
             raise ConfigurationError(f"changelog_mode={changelog_mode!r} of {call} must be 'all' or 'upsert'")
         check_count(call, "batch_rows", batch_rows, "changes")
-        if discovery_interval <= timedelta(0):
-            raise ConfigurationError(f"discovery_interval={discovery_interval} of {call} must be positive")
         self.conninfo, (self.schema, self.table) = conninfo, schema_and_table(table)
         self.slot, self.publication = slot, publication or slot
         self.changelog_mode, self.snapshot = changelog_mode, snapshot

@@ -279,7 +279,7 @@ class PostgresEnumerator(EndingEnumerator):
     """
 
     def __init__(self, source: PostgresSource, restored: Json | None) -> None:
-        super().__init__(source.limits)
+        super().__init__(source.limits, source.discovery_interval)
         self._source, self._checked = source, False
         self._delay = _DELAY if source.delay is None else source.delay
         self._at = _Assigned(list(source.columns), 0)

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from datetime import timedelta
 from typing import ClassVar
 
-from dagster_flinkpy.common.arguments import check_argument, check_count, check_installed, check_name
+from dagster_flinkpy.common.arguments import check_argument, check_count, check_installed, check_interval, check_name
 from dagster_flinkpy.common.typeinfo import RowTypeInfo
 from dagster_flinkpy.connectors.postgres.sql_types import schema_and_table, table_uri
 from dagster_flinkpy.connectors.sources.declared_source import RowSource
@@ -83,16 +83,13 @@ class PostgresSource(RowSource, PartitionedSource):
         check_name("PostgresSource() as table", table)
         self._declare(row_type)
         check_argument("delay of PostgresSource()", delay, (timedelta, type(None)), "a timedelta")
-        check_argument("discovery_interval of PostgresSource()", discovery_interval, timedelta, "a timedelta")
+        check_interval("PostgresSource()", discovery_interval)
         check_installed("PostgresSource", "psycopg", "postgres")
         if not self.columns or not all(isinstance(name, str) and name for name in self.columns):
             raise ConfigurationError(f"PostgresSource() needs the name of a column that only grows, not {column!r}")
         check_count("PostgresSource()", "batch_rows", batch_rows, "rows")
-        if (delay is not None and delay < timedelta(0)) or discovery_interval <= timedelta(0):
-            raise ConfigurationError(
-                f"delay={delay} of PostgresSource() must not be negative, and "
-                f"discovery_interval={discovery_interval} must be positive"
-            )
+        if delay is not None and delay < timedelta(0):
+            raise ConfigurationError(f"delay={delay} of PostgresSource() must not be negative")
         if bounded and delay is not None:
             raise ConfigurationError(
                 "PostgresSource(bounded=True) reads all rows that are committed: leave out delay, or bounded"

@@ -100,8 +100,8 @@ class FileSourceBuilder:
         """Also reads files that arrive later.
 
         Args:
-            discovery_interval: Time between two listings of the folders while a job that runs on waits for input.
-                Besides, the folders are listed when an epoch begins.
+            discovery_interval: How long a job that runs on waits before it lists the folders again, if there was no new
+                file. A run lists them when it begins; one whose tasks do not live, also when an epoch begins.
         """
         check_argument(
             "monitor_continuously()", discovery_interval, Duration, "a Duration, such as Duration.of_minutes(1)"

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from dagster_flinkpy.common import Types, WatermarkStrategy
 from dagster_flinkpy.connectors import ParquetSource
+from dagster_flinkpy.connectors.files.file_source import FileEnumerator
 from dagster_flinkpy.datastream import StreamExecutionEnvironment
 from dagster_flinkpy.datastream.connectors.base import Source, SplitEnumeratorContext
 from dagster_flinkpy.datastream.connectors.collection import CollectionSource
@@ -116,3 +117,20 @@ def test_a_damaged_position_is_refused_or_read(tmp_path: Path, kind: str, data: 
 def test_an_epoch_of_a_partition_leaves_no_position(tmp_path: Path) -> None:
     for kind in SOURCES:
         planner(source_of(kind, tmp_path), {})
+
+
+def test_a_source_that_has_ended_is_asked_once_for_each_barrier_what_came_later(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its folder was listed for each part that another source had."""
+    (tmp_path / "a").write_text("1")
+    asked = list[str]()
+    plans = planner(source_of("files", tmp_path), {})
+    monkeypatch.setattr(FileEnumerator, "unread", lambda self: asked.append("unread") or [])
+    assert plans.plan_part(1, first=True, last=False).has_input
+    plans.was_read(1, {})
+    for _ in range(3):
+        plans.plan_part(1, first=False, last=False)
+    assert asked == []
+    plans.plan_part(2, first=True, last=False)
+    assert asked == ["unread"]

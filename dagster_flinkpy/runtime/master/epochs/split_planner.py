@@ -127,12 +127,10 @@ class SplitPlanner:
             SourceReadError: The input cannot be listed.
             InputAfterEndError: A source has input that came after its end.
         """
-        if self._ahead is None:
+        if first and self._ahead is None:  # once for each barrier: it may take a listing
             self.refuse_input_after_end()
-            asked = [uid for uid in self.uids if first or (self._enumerators[uid].assigns_late and not last)]
-            splits, _ = self._assign(asked, part=True)
-        else:
-            splits, _ = self._ahead
+        asked = [uid for uid in self.uids if first or (self._enumerators[uid].assigns_late and not last)]
+        splits, _ = self._ahead or self._assign(asked, part=True)
         self._ahead = None
         part = EpochInput(checkpoint_id, splits, open=True)
         whole = {uid for uid in self.uids if not (part.reads(uid) and self._sources[uid].resumes_splits)}
