@@ -9,6 +9,7 @@ from typing import Any, TypeAlias
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from dagster_flinkpy.common.arrow_columns import one_chunk
 from dagster_flinkpy.datastream.state import StateDescriptor
 from dagster_flinkpy.errors import CorruptStateError, StateSchemaError, UserFunctionError
 from dagster_flinkpy.key_groups import KeyGroupRange
@@ -141,10 +142,10 @@ def _placed(
         raise StateSchemaError(
             f"{named} with column {field.name!r} of type {found}, but it is declared as {field.type}"
         )
-    keys = columns["key"].combine_chunks()
+    keys = one_chunk(columns["key"])
     if keys.null_count:
         raise StateSchemaError(f"{named} with a key that is null")
-    hashes = hash_keys(layout.key_type, keys if isinstance(keys, pa.Array) else pa.concat_arrays(keys.chunks))
+    hashes = hash_keys(layout.key_type, keys)
     rows = unplaced_rows(layout, columns, hashes)
     if layout.kind in ("VALUE", "REDUCING", "AGGREGATING"):
         rows = rows.filter(rows.column("value").is_valid())  # null means no value

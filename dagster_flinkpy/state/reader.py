@@ -10,6 +10,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from dagster_flinkpy.common.arrow_columns import one_chunk
 from dagster_flinkpy.common.typeinfo import TypeInformation, type_from_json
 from dagster_flinkpy.errors import TypeMismatchError
 from dagster_flinkpy.key_groups import KeyGroupRange
@@ -65,7 +66,7 @@ class KeySet:
             TypeMismatchError: One of the keys does not have this type.
         """
         if isinstance(keys, pa.ChunkedArray):
-            keys = pa.concat_arrays(keys.chunks) if keys.num_chunks else pa.array([], keys.type)
+            keys = one_chunk(keys)
         column = keys if isinstance(keys, pa.Array) else key_type.to_arrow(list(keys))
         if column.type != key_type.arrow_type:  # its keys would hash to other key groups
             raise TypeMismatchError(f"the keys of the state are {key_type.arrow_type}, not {column.type}")

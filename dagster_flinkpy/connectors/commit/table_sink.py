@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from abc import abstractmethod
 from collections.abc import Sequence
 from typing import Any, ClassVar
 
@@ -117,9 +116,8 @@ class TableSink(TwoPhaseCommittingSink):
             if name not in self.partition_by:
                 self.validate_column(name, kind)
 
-    @abstractmethod
     def validate_column(self, name: str, type_info: TypeInformation) -> None:
-        """Checks that the format can contain a column.
+        """Checks that the format can contain a column. By default it can.
 
         Raises:
             ConfigurationError: It cannot; the message says what to do.
@@ -159,10 +157,10 @@ class TableSink(TwoPhaseCommittingSink):
 
 
 class StagedParquet(TableSink):
-    """Parquet files that are put into a target, or named by the log of one, when their checkpoint is complete."""
+    """Parquet files that are put into a target, or named by the log of one, when their checkpoint is complete.
+
+    Whoever does that says which columns they can have.
+    """
 
     file_format: ClassVar[str] = "parquet"
     compressions: ClassVar[dict[str, str]] = {"zstd": ""}
-
-    def validate_column(self, name: str, type_info: TypeInformation) -> None:
-        """Accepts all columns: a subclass, or who reads the files, says what the target takes."""

@@ -17,8 +17,7 @@ from dagster_flinkpy.common.clock import current_millis
 from dagster_flinkpy.connectors.commit.checkpoint_committer import StagedCheckpoint
 from dagster_flinkpy.connectors.commit.staged_files import partition_values
 from dagster_flinkpy.connectors.commit.staged_rows import RowFile
-from dagster_flinkpy.connectors.delta.entries import check_log
-from dagster_flinkpy.connectors.delta.rules import CONSTRAINT, Change
+from dagster_flinkpy.connectors.delta.rules import CONSTRAINT, Change, check_log
 from dagster_flinkpy.connectors.delta.sink import DeltaSink
 from dagster_flinkpy.connectors.delta.table import DIGEST, DeltaTarget
 from dagster_flinkpy.connectors.lake.committer import LakeCommitter, PartitionReplacement

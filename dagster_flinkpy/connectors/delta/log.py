@@ -15,7 +15,7 @@ from deltalake.exceptions import DeltaError, TableNotFoundError
 
 from dagster_flinkpy.connectors.columns.text_values import moment_of
 from dagster_flinkpy.connectors.commit.staged_files import partition_text
-from dagster_flinkpy.connectors.delta.entries import check_log, entry_name, read_entry
+from dagster_flinkpy.connectors.delta.rules import check_log, entry_name, read_entry
 from dagster_flinkpy.connectors.delta.source import DeltaSource
 from dagster_flinkpy.connectors.delta.table import storage_options, table_url
 from dagster_flinkpy.connectors.lake.table_source import TableLog, window_at

@@ -12,8 +12,7 @@ from deltalake.exceptions import CommitFailedError, DeltaError, TableNotFoundErr
 
 from dagster_flinkpy.connectors.columns.column_types import columns_of
 from dagster_flinkpy.connectors.commit.checkpoint_committer import StagedCheckpoint
-from dagster_flinkpy.connectors.delta.entries import check_log, entry_name, read_entry
-from dagster_flinkpy.connectors.delta.rules import Change, check_rules
+from dagster_flinkpy.connectors.delta.rules import Change, check_log, check_rules, entry_name, read_entry
 from dagster_flinkpy.connectors.delta.sink import DeltaSink
 from dagster_flinkpy.connectors.lake.committer import LOOKS, LakeTarget
 from dagster_flinkpy.datastream.connectors.base import CommitterInitContext, Json

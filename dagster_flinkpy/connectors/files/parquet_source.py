@@ -307,7 +307,7 @@ class _ParquetEnumerator(OpenEnumerator[OpenSplits]):
         new = [] if self._ended else self._after_last(self._source.files(self._store))
         self._check_runs([info.key for info in new])
         limit = self._source.max_files_per_epoch
-        allowed = new if limit is None else new[: max(limit - self._open_files(), 0)]
+        allowed = new if limit is None else new[: max(limit - len(set(map(_file_of, self._open))), 0)]
         opened, at_once = 0, _THREADS if self._source.limits else max(len(allowed), 1)
         while opened < len(allowed) and not self._open.suffice():
             self._open_all(allowed[opened : opened + at_once], parallelism)
@@ -328,9 +328,6 @@ class _ParquetEnumerator(OpenEnumerator[OpenSplits]):
                 self._open.open(name, properties)
             self._known.add(info.key, info)
             self._last = info.key
-
-    def _open_files(self) -> int:
-        return len(set(map(_file_of, self._open)))
 
     def lag(self) -> SourceLag:
         return self._open.lag(len(set(map(_file_of, self._open.left()))), [info.size for info in self._left_over])

@@ -17,6 +17,7 @@ import pyarrow.compute as pc
 import pyarrow.csv as pa_csv
 import pyarrow.json as pa_json
 
+from dagster_flinkpy.common.arrow_columns import one_chunk
 from dagster_flinkpy.common.typeinfo import RowTypeInfo
 from dagster_flinkpy.connectors.columns.record_formats import wrong_member
 from dagster_flinkpy.connectors.columns.text_values import as_text, check_finite, from_text
@@ -293,7 +294,7 @@ def _check_count(data: bytes, rows: int, advice: str, *, blank: bytes | None = N
 
 def _structs(table: pa.Table, fields: list[pa.Field]) -> pa.Array:
     columns = [
-        from_text(field.name, column.chunk(0) if column.num_chunks == 1 else column.combine_chunks(), field.type)
+        from_text(field.name, one_chunk(column), field.type)
         for column, field in zip(table.select([field.name for field in fields]).columns, fields, strict=True)
     ]
     return pa.StructArray.from_arrays(columns, fields=fields)

@@ -32,6 +32,8 @@ _MARKS = 50
 _MARK_DAYS = 6
 """Brokers forget a group that has committed nothing for 7 days (``offsets.retention.minutes``)."""
 _DAY_MS = 24 * 60 * 60 * 1000
+_OF_CONNECTIONS = ("security.", "sasl.", "ssl.", "socket.", "broker.address.")
+"""How settings of producers begin that are those of consumers, too."""
 _FENCED = (KafkaError._FENCED, KafkaError.PRODUCER_FENCED, KafkaError.INVALID_PRODUCER_EPOCH)
 _HOPELESS = (
     KafkaError.MSG_SIZE_TOO_LARGE,
@@ -165,7 +167,7 @@ class KafkaCommitter(CheckpointCommitter):
 
     @cached_property
     def _group(self) -> Any:
-        shared = {name: value for name, value in self._sink.properties.items() if _of_connections(name)}
+        shared = {name: value for name, value in self._sink.properties.items() if name.startswith(_OF_CONNECTIONS)}
         settings = {
             "bootstrap.servers": self._sink.bootstrap_servers,
             "client.id": self._name,
@@ -237,8 +239,3 @@ class AppendingCommitter(KafkaCommitter):
     def replace_partition(self, partition: str | None, checkpoint_id: int) -> int:
         """Does nothing: what is in a topic stays."""
         return 0
-
-
-def _of_connections(name: str) -> bool:
-    """Returns whether a setting of producers is one of consumers, too."""
-    return name.startswith(("security.", "sasl.", "ssl.", "socket.", "broker.address."))

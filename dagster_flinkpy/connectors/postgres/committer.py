@@ -317,19 +317,16 @@ class PostgresPartitionCommitter(LedgerCommitter):
     def replace_partition(self, partition: str | None, checkpoint_id: int) -> int:
         """Deletes the rows of a partition that was run again without any rows. Otherwise the commit replaced them."""
         with self._reaching():
-            return self._empty(partition, checkpoint_id)
-
-    def _empty(self, partition: str | None, checkpoint_id: int) -> int:
-        if self._context.type_info is None:  # there were no rows at all, so nobody has created the table
-            with self._session.connect() as connection:
-                if not self._session.exists(connection, self._session.target):
+            if self._context.type_info is None:  # there were no rows at all, so nobody has created the table
+                with self._session.connect() as connection:
+                    if not self._session.exists(connection, self._session.target):
+                        return 0
+            with self._connect() as connection, self._session.transaction(connection):
+                same = "checkpoint = %s AND partition IS NOT DISTINCT FROM %s"
+                if self._session.registered(connection, same, checkpoint_id, partition):
                     return 0
-        with self._connect() as connection, self._session.transaction(connection):
-            same = "checkpoint = %s AND partition IS NOT DISTINCT FROM %s"
-            if self._session.registered(connection, same, checkpoint_id, partition):
-                return 0
-            self._session.register(connection, checkpoint_id, "", 0, partition)
-            return self._delete(connection, partition)
+                self._session.register(connection, checkpoint_id, "", 0, partition)
+                return self._delete(connection, partition)
 
 
 class PreparedTransactions(Staged):

@@ -125,9 +125,6 @@ class _Reader:
     def number(self, size: int) -> int:
         return int.from_bytes(self.take(size), "big")
 
-    def signed(self, size: int) -> int:
-        return int.from_bytes(self.take(size), "big", signed=True)
-
     def text(self) -> str:
         end = self._data.find(b"\0", self._at)
         if end < 0:
@@ -159,7 +156,7 @@ def _relation(reader: _Reader) -> Relation:
     columns = []
     for _ in range(reader.number(2)):
         is_key = bool(reader.number(1) & 1)
-        columns.append(RelationColumn(reader.text(), is_key, reader.number(4), reader.signed(4)))
+        columns.append(RelationColumn(reader.text(), is_key, *struct.unpack(">Ii", reader.take(8))))
     return Relation(oid, schema or "pg_catalog", name, identity, tuple(columns))
 
 

@@ -15,6 +15,7 @@ import pyarrow.compute as pc
 import pyarrow.csv as csv
 from psycopg import sql
 
+from dagster_flinkpy.common.arrow_columns import one_chunk
 from dagster_flinkpy.common.typeinfo import RowTypeInfo
 from dagster_flinkpy.connectors.postgres.columns import (
     READING,
@@ -325,7 +326,5 @@ def struct_of(table: pa.Table, row_type: RowTypeInfo, columns: dict[str, Column]
     """Converts values, which are text, to the fields of a row type."""
     arrays = []
     for name, kind in zip(row_type.field_names, row_type.field_types, strict=True):
-        text = table.column(name)
-        text = text.chunk(0) if text.num_chunks == 1 else pa.concat_arrays(text.chunks)
-        arrays.append(from_text(name, columns[name], text, kind))
+        arrays.append(from_text(name, columns[name], one_chunk(table.column(name)), kind))
     return pa.StructArray.from_arrays(arrays, fields=list(row_type.arrow_type))

@@ -50,7 +50,8 @@ class CsvEncoder:
         csv.write_csv(pa.Table.from_arrays(encoded, names=names), out, _OPTIONS)
         data = out.getvalue()
         if b"\0" in data:
-            raise _nul(next(name for name, each in zip(names, encoded, strict=True) if _has_nul(each)))
+            texts = [(name, each) for name, each in zip(names, encoded, strict=True) if pa.types.is_string(each.type)]
+            raise _nul(next(name for name, each in texts if pc.any(pc.match_substring(each, "\0")).as_py()))
         return data
 
 
@@ -62,10 +63,6 @@ def _encoded(name: str, type_info: TypeInformation, array: pa.Array) -> pa.Array
     if pa.types.is_decimal(array.type):
         return array.cast(pa.string())
     return array
-
-
-def _has_nul(array: pa.Array) -> bool:
-    return pa.types.is_string(array.type) and bool(pc.any(pc.match_substring(array, "\0")).as_py())
 
 
 def _nul(name: str) -> TypeMismatchError:
