@@ -90,7 +90,7 @@ class FlinkTableIOManager(ConfigurableIOManager):
         location = storage_location(self, uri)
         table: Any = ParquetTable(location, schema, partitions)
         if _text(facts.get("flink/table_format")) == "delta":
-            from dagster_flinkpy.connectors.delta.rows import DeltaRows
+            from dagster_flinkpy.connectors.delta.table import DeltaRows
 
             table = DeltaRows(location, schema, partitions, _text(facts.get("flink/partition_column")))
         columns: Sequence[str] | None = (context.definition_metadata or {}).get("columns")

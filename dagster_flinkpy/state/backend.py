@@ -19,8 +19,7 @@ from dagster_flinkpy.datastream.state import MapStateDescriptor, StateDescriptor
 from dagster_flinkpy.errors import ConfigurationError, StateSchemaError, TypeMismatchError, UnsupportedKeyTypeError
 from dagster_flinkpy.key_groups import KeyGroupRange
 from dagster_flinkpy.key_hashes import key_groups_of_hashes
-from dagster_flinkpy.state.cell_numbers import NamespacedCells
-from dagster_flinkpy.state.cell_table import CellTable
+from dagster_flinkpy.state.cell_table import CellTable, NamespacedCells
 from dagster_flinkpy.state.columns import ObjectColumn
 from dagster_flinkpy.state.files.cache import RunCache
 from dagster_flinkpy.state.files.operator_state import INLINE_BELOW
@@ -45,13 +44,12 @@ from dagster_flinkpy.state.layout import (
     make_sort_keys,
     merge_runs,
 )
-from dagster_flinkpy.state.list_table import ListTable
+from dagster_flinkpy.state.map_table import ListTable
 from dagster_flinkpy.state.overlay_table import OVERLAY_ROWS, ManagedMemory, OverlayTable
 from dagster_flinkpy.state.schema_evolution import describe_evolution, schema_mismatch, stored_key_type
 from dagster_flinkpy.state.session_table import SessionTable
-from dagster_flinkpy.state.timers.column_timers import ColumnTimers
-from dagster_flinkpy.state.timers.session_timers import SessionTimers
 from dagster_flinkpy.state.timers.timer_queue import TimerQueue
+from dagster_flinkpy.state.timers.timer_table import ColumnTimers, SessionTimers
 from dagster_flinkpy.state.views import InternalState, is_same_state, layout_of, make_state
 from dagster_flinkpy.storage import ObjectStore
 

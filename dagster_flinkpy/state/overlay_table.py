@@ -15,8 +15,7 @@ import pyarrow as pa
 from dagster_flinkpy.common.copies import copier, taker
 from dagster_flinkpy.common.typeinfo import ListTypeInfo, TypeInformation, type_from_json
 from dagster_flinkpy.errors import ConfigurationError, TypeMismatchError
-from dagster_flinkpy.state.files.parts import PART_BYTES
-from dagster_flinkpy.state.files.runs import Found, RunFiles, Runs
+from dagster_flinkpy.state.files.runs import PART_BYTES, Found, RunFiles, Runs
 from dagster_flinkpy.state.handles import Json, RunHandle, TableSnapshot
 from dagster_flinkpy.state.keys import KeySeats, TouchedKeys
 from dagster_flinkpy.state.layout import APPEND, TableLayout, check_key_like

@@ -21,12 +21,10 @@ from dagster_flinkpy.datastream.state import (
 )
 from dagster_flinkpy.datastream.state_ttl import StateTtlConfig
 from dagster_flinkpy.errors import ConfigurationError, UnsupportedKeyTypeError
-from dagster_flinkpy.state.cell_numbers import PairCells
-from dagster_flinkpy.state.cell_table import CellTable
+from dagster_flinkpy.state.cell_table import CellTable, PairCells
 from dagster_flinkpy.state.handles import StateKind
 from dagster_flinkpy.state.layout import UNBOUND, TableLayout
-from dagster_flinkpy.state.list_table import ListTable
-from dagster_flinkpy.state.map_table import MapTable
+from dagster_flinkpy.state.map_table import ListTable, MapTable
 from dagster_flinkpy.state.value_folds import ValueFold, fold_values
 
 __all__ = [

@@ -33,7 +33,7 @@ from dagster_flinkpy.runtime.slot import deployment, pipelined_task
 from dagster_flinkpy.runtime.task.operator_task import OperatorTask
 from dagster_flinkpy.state import cell_table, columns, index, session_table
 from dagster_flinkpy.state.backend import ColumnarKeyedStateBackend
-from dagster_flinkpy.state.files import compaction, parts
+from dagster_flinkpy.state.files import compaction, runs
 from dagster_flinkpy.state.timers import timer_table
 from dagster_flinkpy.state_processor import read_savepoint
 from tests.matrix.programs import LIVE, Leg, Program, Sources, build
@@ -124,7 +124,7 @@ def _small_limits() -> Iterator[None]:
     limits[local_aggregate] = {"ROWS": 3, "TRIED": 3}
     limits[key_dictionary] = {"ROWS": 1, "REPEATED": 1, "RESTS": 1}
     limits[compaction] = {"MAX_RUNS": 2, "SECTION_ROWS": 3}
-    limits[parts] = {"SECTION_ROWS": 3}
+    limits[runs] = {"SECTION_ROWS": 3}
     limits[shuffle_batch] = {"_AT_ONCE": 1}
     limits[deployment] = {"CREDIT": 1}
     limits[result_partition] = {"_FIRST_SIZE": 1}

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dagster_flinkpy.common.typeinfo import Types
-from dagster_flinkpy.state.cell_numbers import NamespacedCells
+from dagster_flinkpy.state.cell_table import NamespacedCells
 
 
 def test_the_cells_of_a_namespace_are_found_while_there_is_an_array():

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from dagster_flinkpy.common.typeinfo import Types
 from dagster_flinkpy.key_groups import KeyGroupRange
-from dagster_flinkpy.state.files import compaction, parts, runs
+from dagster_flinkpy.state.files import compaction, runs
 from dagster_flinkpy.state.files.cache import RunCache
 from dagster_flinkpy.state.files.compaction import (
     EARLY,
@@ -152,7 +152,7 @@ def merges(monkeypatch: pytest.MonkeyPatch) -> list[int]:
         sizes.append(sum(map(len, tables)))
         return merge(layout, tables, **options)
 
-    for module in (compaction, parts):
+    for module in (compaction, runs):
         monkeypatch.setattr(module, "SECTION_ROWS", 4000)
     monkeypatch.setattr(runs, "merge_runs", counted)
     return sizes
@@ -234,7 +234,7 @@ def test_a_large_file_of_an_older_release_is_divided_when_it_is_merged(
 ) -> None:
     files = RunFiles(store, cache, OWN, inline_below=0)
     with monkeypatch.context() as patch:
-        for module in (compaction, parts):
+        for module in (compaction, runs):
             patch.setattr(module, "SECTION_ROWS", 1 << 20)
         before = Runs(LAYOUT, (), files)
         before.append(delta(np.arange(40_000), 0))

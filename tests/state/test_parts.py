@@ -11,9 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dagster_flinkpy.key_groups import KeyGroupRange
-from dagster_flinkpy.state.files import parts
+from dagster_flinkpy.state.files import runs as run_files
 from dagster_flinkpy.state.files.cache import Run
-from dagster_flinkpy.state.files.parts import PART_BYTES, divide
+from dagster_flinkpy.state.files.runs import PART_BYTES, divide
 from dagster_flinkpy.state.handles import span_of
 from tests.examples import examples
 
@@ -48,7 +48,7 @@ def test_each_row_is_in_one_part_and_only_a_sort_key_is_larger_than_allowed(
     runs: list[Run], most: int, by_bytes: bool
 ) -> None:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(parts, "SECTION_ROWS", 1000 if by_bytes else most)
+        patch.setattr(run_files, "SECTION_ROWS", 1000 if by_bytes else most)
         found = list(divide(runs, SPAN, ROW * most if by_bytes else PART_BYTES))
     assert all(before.stop <= after.start for (before, _), (after, _) in pairwise(found))
     for span, own in found:
@@ -67,7 +67,7 @@ def test_each_row_is_in_one_part_and_only_a_sort_key_is_larger_than_allowed(
 def test_a_key_group_has_as_few_parts_as_its_rows_need(keys: set[int], most: int, runs: int) -> None:
     rows = [run([(4 << 32) + key for key in sorted(keys)[i::runs]]) for i in range(runs)]
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(parts, "SECTION_ROWS", most)
+        patch.setattr(run_files, "SECTION_ROWS", most)
         found = list(divide(rows, span_of(KeyGroupRange(4, 4)), PART_BYTES))
     assert len(found) == -(-len(keys) // most)
 
@@ -75,6 +75,6 @@ def test_a_key_group_has_as_few_parts_as_its_rows_need(keys: set[int], most: int
 def test_key_groups_of_equal_size_are_not_divided() -> None:
     each = run([(group << 32) + np.uint32(i * 77777).item() for group in range(3, 7) for i in range(50)])
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(parts, "SECTION_ROWS", 100)
+        patch.setattr(run_files, "SECTION_ROWS", 100)
         spans = [span for span, _ in divide([each], SPAN, PART_BYTES)]
     assert spans == [span_of(KeyGroupRange(3, 4)), span_of(KeyGroupRange(5, 6))]

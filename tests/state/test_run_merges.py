@@ -15,8 +15,7 @@ from hypothesis import strategies as st
 from dagster_flinkpy.common.typeinfo import Types
 from dagster_flinkpy.key_groups import KeyGroupRange
 from dagster_flinkpy.state.files.cache import RunCache
-from dagster_flinkpy.state.files.parts import PART_BYTES
-from dagster_flinkpy.state.files.runs import RunFiles, Runs
+from dagster_flinkpy.state.files.runs import PART_BYTES, RunFiles, Runs
 from dagster_flinkpy.state.handles import RunHandle
 from dagster_flinkpy.state.layout import APPEND, TableLayout, make_sort_keys, merge_runs, sorted_rows
 from dagster_flinkpy.storage.local import LocalObjectStore
@@ -246,7 +245,7 @@ def test_runs_hold_what_a_dict_would(
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("dagster_flinkpy.state.files.compaction.MAX_RUNS", runs)
         patch.setattr("dagster_flinkpy.state.files.compaction.SECTION_ROWS", section_rows)
-        patch.setattr("dagster_flinkpy.state.files.parts.SECTION_ROWS", section_rows)
+        patch.setattr("dagster_flinkpy.state.files.runs.SECTION_ROWS", section_rows)
         subtasks = Subtasks(
             layout, RunFiles(store, cache, KeyGroupRange(0, 5), inline_below=inline_below, part_bytes=part_bytes)
         )

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from dagster_flinkpy.connectors.delta.table import DeltaTarget
-from dagster_flinkpy.connectors.files.text_content import TextFile
+from dagster_flinkpy.connectors.files.text_reader import TextFile
 from dagster_flinkpy.connectors.iceberg.table import IcebergTarget
 from dagster_flinkpy.connectors.postgres.session import Session
 from dagster_flinkpy.connectors.sources.known_files import KnownFiles

@@ -1,8 +1,10 @@
-"""The table behind the Delta Lake sink: opening and checking it, and which checkpoints are in it."""
+"""The table behind the Delta Lake sink: opening, checking and reading it, and which checkpoints are in it."""
 
 from __future__ import annotations
 
 from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any
 from urllib.parse import quote, urlsplit
 
 import pyarrow as pa
@@ -10,17 +12,20 @@ import pyarrow.compute as pc
 from deltalake import CommitProperties, DeltaTable, Field, Schema
 from deltalake.exceptions import CommitFailedError, DeltaError, TableNotFoundError
 
+from dagster_flinkpy.connectors.columns.column_casts import cast_column
 from dagster_flinkpy.connectors.columns.column_types import columns_of
 from dagster_flinkpy.connectors.commit.checkpoint_committer import StagedCheckpoint
 from dagster_flinkpy.connectors.delta.rules import Change, check_log, check_rules, entry_name, read_entry
 from dagster_flinkpy.connectors.delta.sink import DeltaSink
+from dagster_flinkpy.connectors.files.parquet_table import TableRows
 from dagster_flinkpy.connectors.lake.committer import LOOKS, LakeTarget
 from dagster_flinkpy.datastream.connectors.base import CommitterInitContext, Json
 from dagster_flinkpy.errors import CommittableLostError, ConfigurationError, ObjectNotFoundError, StorageError
+from dagster_flinkpy.spark.versions import data_frame
 from dagster_flinkpy.storage import StorageLocation
 from dagster_flinkpy.storage.s3 import found_keys
 
-__all__ = ["DIGEST", "DeltaTarget", "row_count", "storage_options", "table_url"]
+__all__ = ["DIGEST", "DeltaRows", "DeltaTarget", "row_count", "storage_options", "table_url"]
 
 DIGEST = "flinkpy.digest"
 """The entry of a version that tells which committables it has added."""
@@ -238,3 +243,36 @@ def storage_options(location: StorageLocation) -> dict[str, str]:
         "aws_conditional_put": "etag",
     }
     return found | {name: value for name, value in given.items() if value is not None}
+
+
+@dataclass(frozen=True)
+class DeltaRows(TableRows):
+    """The rows of the latest version of a table.
+
+    A column that the table does not have is null: no checkpoint of the program that has it is committed yet.
+    """
+
+    partition_column: str | None = None
+    """The column that has the Dagster partition."""
+
+    def to_arrow(self) -> pa.Table:
+        url, options = table_url(self.location), storage_options(self.location)
+        if not DeltaTable.is_deltatable(url, options):
+            return self.schema.empty_table()
+        dataset = DeltaTable(url, storage_options=options).to_pyarrow_dataset()
+        condition = None
+        if self.partitions is not None and self.partition_column is not None:
+            condition = pc.field(self.partition_column).isin(list(self.partitions))
+        there = [name for name in self.schema.names if name in dataset.schema.names]
+        rows = dataset.to_table(there, filter=condition)
+        columns = [
+            cast_column(field.name, rows.column(field.name), field.type)
+            if field.name in there
+            else pa.nulls(len(rows), field.type)
+            for field in self.schema
+        ]
+        return pa.table(columns, schema=self.schema)
+
+    def to_spark(self, session: Any) -> Any:
+        """Returns the rows as a Spark DataFrame. They go through this process, because Spark cannot read the log."""
+        return data_frame(session, self.to_arrow())

@@ -12,7 +12,7 @@ from urllib.parse import unquote, urlsplit
 import numpy as np
 
 from dagster_flinkpy.connectors.files.partition_runs import PartitionRuns
-from dagster_flinkpy.connectors.files.text_content import TextFile, ends_of_records, location_of
+from dagster_flinkpy.connectors.files.text_reader import TextFile, ends_of_records, location_of
 from dagster_flinkpy.connectors.sources.input_files import input_files, reading
 from dagster_flinkpy.connectors.sources.known_files import KnownFiles, some_of, version_of
 from dagster_flinkpy.connectors.sources.open_splits import SPLITS_PER_SUBTASK, OpenSplits, Quantity, SplitMeter

@@ -7,7 +7,6 @@ from typing import Any
 
 from dagster_flinkpy.datastream import operator_specs as specs
 from dagster_flinkpy.runtime.operators import (
-    aggregate_operators,
     async_wait_operator,
     batch_operators,
     blocking_edge_operators,
@@ -43,8 +42,8 @@ _OPERATORS: dict[type[specs.OperatorSpec], Callable[[OperatorContext, Any], Stre
     specs.KeyedBroadcastProcessSpec: broadcast_operators.KeyedBroadcastProcessOperator,
     specs.KeyedBatchSpec: batch_operators.KeyedBatchOperator,
     specs.KeyedMultipleInputBatchSpec: batch_operators.KeyedBatchOperator,
-    specs.ReduceSpec: aggregate_operators.create_reduce_operator,
-    specs.RollingAggregateSpec: aggregate_operators.create_rolling_operator,
+    specs.ReduceSpec: keyed_operators.create_reduce_operator,
+    specs.RollingAggregateSpec: keyed_operators.create_rolling_operator,
     specs.WindowSpec: window_factory.create_window_operator,
     specs.SinkSpec: sink_operators.SinkOperator,
     specs.BlockingEdgeSinkSpec: blocking_edge_operators.BlockingEdgeSinkOperator,

@@ -22,8 +22,7 @@ from dagster_flinkpy.datastream.operator_coordinator import CoordinatedFunction
 from dagster_flinkpy.datastream.operator_specs import InputsSpec
 from dagster_flinkpy.errors import ConfigurationError, FlinkPyError
 from dagster_flinkpy.runtime.failure import UNKNOWN, USER_EXCEPTIONS, user_error
-from dagster_flinkpy.runtime.operators.operator_context import OperatorContext
-from dagster_flinkpy.runtime.operators.runtime_context import TaskRuntimeContext
+from dagster_flinkpy.runtime.operators.operator_context import OperatorContext, TaskRuntimeContext
 from dagster_flinkpy.runtime.shuffle.batch import StreamBatch
 from dagster_flinkpy.state.keyed_snapshot_future import KeyedSnapshotFuture
 

@@ -53,7 +53,7 @@ def test_each_record_is_read_once(
     tmp_path_factory: pytest.TempPathFactory,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("dagster_flinkpy.connectors.files.text_content._BLOCK_BYTES", 40)
+    monkeypatch.setattr("dagster_flinkpy.connectors.files.text_reader._BLOCK_BYTES", 40)
     source, found = create(tmp_path_factory.mktemp("in")), list[int]()
     assert source.resumes_splits
     enumerator = source.create_enumerator(None)

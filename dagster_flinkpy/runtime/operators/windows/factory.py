@@ -12,8 +12,12 @@ from dagster_flinkpy.datastream.window import (
 from dagster_flinkpy.runtime.operators.batch_fold import ColumnFold
 from dagster_flinkpy.runtime.operators.folds import fold_of
 from dagster_flinkpy.runtime.operators.operator_context import OperatorContext
-from dagster_flinkpy.runtime.operators.windows.aligned_windower import AlignedWindower, is_aligned
-from dagster_flinkpy.runtime.operators.windows.count_windower import CountWindower, is_by_count
+from dagster_flinkpy.runtime.operators.windows.aligned_windower import (
+    AlignedWindower,
+    CountWindower,
+    is_aligned,
+    is_by_count,
+)
 from dagster_flinkpy.runtime.operators.windows.general_windower import GeneralWindower, MergingWindower
 from dagster_flinkpy.runtime.operators.windows.session_windower import SessionWindower, is_session
 from dagster_flinkpy.runtime.operators.windows.window_operator import Windower, WindowOperator

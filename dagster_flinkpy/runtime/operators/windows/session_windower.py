@@ -37,7 +37,7 @@ from dagster_flinkpy.state.stored_names import EVENT_TIMERS, PROCESSING_TIMERS
 
 __all__ = ["SessionWindower", "is_session"]
 
-_ASSIGNERS = (
+_SESSIONS = (
     EventTimeSessionWindows,
     DynamicEventTimeSessionWindows,
     ProcessingTimeSessionWindows,
@@ -47,7 +47,7 @@ _ASSIGNERS = (
 
 def is_session(spec: WindowSpec) -> bool:
     """Returns whether windows are sessions with the default trigger."""
-    return type(spec.assigner) in _ASSIGNERS and has_default_trigger(spec)
+    return type(spec.assigner) in _SESSIONS and has_default_trigger(spec)
 
 
 class SessionWindower(Windower):
