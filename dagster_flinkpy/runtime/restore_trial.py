@@ -25,10 +25,9 @@ from dagster_flinkpy.errors import FlinkPyError, UserFunctionError
 from dagster_flinkpy.runtime.epoch import EpochInput, EpochJob
 from dagster_flinkpy.runtime.master.epochs.split_planner import create_enumerator
 from dagster_flinkpy.runtime.operators.keyed_operators import KeyedStateOperator
-from dagster_flinkpy.runtime.operators.operator_context import OperatorContext
 from dagster_flinkpy.runtime.operators.operator_factory import create_operator
 from dagster_flinkpy.runtime.operators.operator_state_handler import OperatorStateHandler
-from dagster_flinkpy.runtime.operators.stream_operator import StreamOperator
+from dagster_flinkpy.runtime.operators.stream_operator import OperatorContext, StreamOperator
 from dagster_flinkpy.runtime.shipping import dump_job, loaded_job
 from dagster_flinkpy.storage import StorageLocation
 

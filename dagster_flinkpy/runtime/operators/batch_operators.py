@@ -20,8 +20,12 @@ from dagster_flinkpy.errors import ConfigurationError, TypeMismatchError
 from dagster_flinkpy.runtime.failure import USER_EXCEPTIONS
 from dagster_flinkpy.runtime.operators.batch_fold import check_table, record_batch, shown_value, table_column
 from dagster_flinkpy.runtime.operators.keyed_operators import KeyedStateOperator, touch_keys
-from dagster_flinkpy.runtime.operators.operator_context import OperatorContext, TaskRuntimeContext
-from dagster_flinkpy.runtime.operators.stream_operator import StreamOperator, called
+from dagster_flinkpy.runtime.operators.stream_operator import (
+    OperatorContext,
+    StreamOperator,
+    TaskRuntimeContext,
+    called,
+)
 from dagster_flinkpy.runtime.shuffle.batch import KeyColumn, StreamBatch
 from dagster_flinkpy.state.backend import ColumnarKeyedStateBackend
 from dagster_flinkpy.state.cell_table import CellTable

@@ -19,7 +19,7 @@ from dagster_flinkpy.runtime.operators.function_operators import (
     process_each,
 )
 from dagster_flinkpy.runtime.operators.keyed_operators import KeyedContext, KeyedProcessOperator
-from dagster_flinkpy.runtime.operators.operator_context import OperatorContext
+from dagster_flinkpy.runtime.operators.stream_operator import OperatorContext
 from dagster_flinkpy.runtime.shuffle.batch import StreamBatch
 
 __all__ = ["BroadcastProcessOperator", "KeyedBroadcastProcessOperator"]

@@ -18,7 +18,7 @@ from dagster_flinkpy.common.typeinfo import RowTypeInfo, TupleTypeInfo, TypeInfo
 from dagster_flinkpy.common.types import Row, row_class, rows_of
 from dagster_flinkpy.datastream.output_tag import OutputTag
 from dagster_flinkpy.errors import TypeMismatchError, shorten
-from dagster_flinkpy.runtime.operators.operator_context import OperatorContext
+from dagster_flinkpy.runtime.operators.stream_operator import OperatorContext
 from dagster_flinkpy.runtime.shuffle.batch import StreamBatch
 
 __all__ = ["Collector"]

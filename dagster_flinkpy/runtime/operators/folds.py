@@ -25,7 +25,7 @@ from dagster_flinkpy.datastream.aggregations import (
 from dagster_flinkpy.errors import TypeMismatchError
 from dagster_flinkpy.runtime.operators.batch_fold import BatchFold, Cells, ColumnFold
 from dagster_flinkpy.runtime.operators.grouped_rows import FoldKind, IntegerOverflowError, Segments, accumulate, fits
-from dagster_flinkpy.runtime.operators.operator_context import OperatorContext
+from dagster_flinkpy.runtime.operators.stream_operator import OperatorContext
 from dagster_flinkpy.runtime.shuffle.batch import StreamBatch
 from dagster_flinkpy.state.cell_table import CellTable
 from dagster_flinkpy.state.columns import FixedColumn, StructColumn

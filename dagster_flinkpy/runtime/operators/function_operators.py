@@ -17,8 +17,7 @@ from dagster_flinkpy.datastream.timerservice import TimerService
 from dagster_flinkpy.errors import ConfigurationError
 from dagster_flinkpy.runtime.failure import UNKNOWN, USER_EXCEPTIONS
 from dagster_flinkpy.runtime.operators.collector import Collector
-from dagster_flinkpy.runtime.operators.operator_context import OperatorContext
-from dagster_flinkpy.runtime.operators.stream_operator import StreamOperator, called
+from dagster_flinkpy.runtime.operators.stream_operator import OperatorContext, StreamOperator, called
 from dagster_flinkpy.runtime.shuffle.batch import NO_TIMESTAMP, StreamBatch
 
 __all__ = [

@@ -32,8 +32,13 @@ from dagster_flinkpy.runtime.operators.batch_fold import Cells, ColumnFold
 from dagster_flinkpy.runtime.operators.collector import Collector
 from dagster_flinkpy.runtime.operators.folds import aggregating, fields_of, fold_of, spread
 from dagster_flinkpy.runtime.operators.function_operators import RecordContext, UnkeyedTimerService
-from dagster_flinkpy.runtime.operators.operator_context import OperatorContext, TaskRuntimeContext
-from dagster_flinkpy.runtime.operators.stream_operator import OperatorSnapshot, StreamOperator, called
+from dagster_flinkpy.runtime.operators.stream_operator import (
+    OperatorContext,
+    OperatorSnapshot,
+    StreamOperator,
+    TaskRuntimeContext,
+    called,
+)
 from dagster_flinkpy.runtime.shuffle.batch import NO_TIMESTAMP, KeyColumn, StreamBatch, each_int
 from dagster_flinkpy.state.backend import ColumnarKeyedStateBackend
 from dagster_flinkpy.state.columns import NumberColumn, grown

@@ -17,8 +17,7 @@ from dagster_flinkpy.runtime.operators import (
     source_reader_operator,
     timestamps_operator,
 )
-from dagster_flinkpy.runtime.operators.operator_context import OperatorContext
-from dagster_flinkpy.runtime.operators.stream_operator import StreamOperator
+from dagster_flinkpy.runtime.operators.stream_operator import OperatorContext, StreamOperator
 from dagster_flinkpy.runtime.operators.windows import factory as window_factory
 
 __all__ = ["create_operator"]

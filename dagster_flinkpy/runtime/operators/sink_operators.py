@@ -18,8 +18,7 @@ from dagster_flinkpy.datastream.connectors.base import (
 )
 from dagster_flinkpy.datastream.operator_specs import CollectSpec, PrintSpec, SinkSpec
 from dagster_flinkpy.errors import TypeMismatchError
-from dagster_flinkpy.runtime.operators.operator_context import OperatorContext
-from dagster_flinkpy.runtime.operators.stream_operator import OperatorSnapshot, StreamOperator
+from dagster_flinkpy.runtime.operators.stream_operator import OperatorContext, OperatorSnapshot, StreamOperator
 from dagster_flinkpy.runtime.shuffle.batch import NO_TIMESTAMP, StreamBatch
 from dagster_flinkpy.runtime.shuffle.wire import COLLECTED, PRINTED
 

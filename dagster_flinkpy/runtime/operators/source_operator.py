@@ -18,8 +18,7 @@ from dagster_flinkpy.datastream.operator_specs import SourceSpec
 from dagster_flinkpy.errors import FlinkPyError, SourceReadError
 from dagster_flinkpy.runtime.epoch import EpochInput, Reached, Stop
 from dagster_flinkpy.runtime.failure import USER_EXCEPTIONS
-from dagster_flinkpy.runtime.operators.operator_context import OperatorContext
-from dagster_flinkpy.runtime.operators.stream_operator import OperatorSnapshot, StreamOperator
+from dagster_flinkpy.runtime.operators.stream_operator import OperatorContext, OperatorSnapshot, StreamOperator
 from dagster_flinkpy.runtime.operators.timestamps_operator import EventTime
 from dagster_flinkpy.runtime.shuffle.batch import NO_TIMESTAMP, StreamBatch
 

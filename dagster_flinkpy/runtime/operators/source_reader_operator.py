@@ -39,9 +39,8 @@ from dagster_flinkpy.datastream.state import ListStateDescriptor
 from dagster_flinkpy.errors import TypeMismatchError
 from dagster_flinkpy.runtime.epoch import EpochInput, Reached
 from dagster_flinkpy.runtime.failure import USER_EXCEPTIONS
-from dagster_flinkpy.runtime.operators.operator_context import OperatorContext
 from dagster_flinkpy.runtime.operators.source_operator import SourceOperator
-from dagster_flinkpy.runtime.operators.stream_operator import OperatorSnapshot, StreamOperator
+from dagster_flinkpy.runtime.operators.stream_operator import OperatorContext, OperatorSnapshot, StreamOperator
 from dagster_flinkpy.runtime.operators.timestamps_operator import EventTime, UnitCheck
 from dagster_flinkpy.runtime.shuffle.batch import NO_TIMESTAMP, StreamBatch
 

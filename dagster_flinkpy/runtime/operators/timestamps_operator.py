@@ -14,8 +14,7 @@ from dagster_flinkpy.common.watermark_strategy import MAX_WATERMARK, TimestampAs
 from dagster_flinkpy.datastream.operator_specs import TimestampsSpec
 from dagster_flinkpy.errors import TypeMismatchError, shorten
 from dagster_flinkpy.runtime.failure import USER_EXCEPTIONS, last_taken
-from dagster_flinkpy.runtime.operators.operator_context import OperatorContext
-from dagster_flinkpy.runtime.operators.stream_operator import StreamOperator
+from dagster_flinkpy.runtime.operators.stream_operator import OperatorContext, StreamOperator
 from dagster_flinkpy.runtime.shuffle.batch import NO_TIMESTAMP, StreamBatch
 
 __all__ = ["EventTime", "TimestampsOperator", "UnitCheck"]

@@ -24,10 +24,9 @@ from dagster_flinkpy.datastream.operator_specs import SourceSpec, TimestampsSpec
 from dagster_flinkpy.datastream.program.job_graph import JobEdge, JobVertex, PartitionerKind
 from dagster_flinkpy.errors import CheckpointError
 from dagster_flinkpy.runtime.epoch import EpochInput, EpochJob
-from dagster_flinkpy.runtime.operators.operator_context import OperatorContext
 from dagster_flinkpy.runtime.operators.operator_factory import create_operator
 from dagster_flinkpy.runtime.operators.operator_state_handler import OperatorStateHandler
-from dagster_flinkpy.runtime.operators.stream_operator import StreamOperator
+from dagster_flinkpy.runtime.operators.stream_operator import OperatorContext, StreamOperator
 from dagster_flinkpy.runtime.shuffle.batch import Pace, StreamBatch
 from dagster_flinkpy.runtime.shuffle.channel_selectors import upstream_subtasks
 from dagster_flinkpy.runtime.shuffle.record_writer import BUFFER_ROWS, BUFFER_SIZE

@@ -9,7 +9,7 @@ from dagster_flinkpy.common.watermark_strategy import MIN_WATERMARK
 from dagster_flinkpy.datastream.program.job_graph import JobEdge, PartitionerKind
 from dagster_flinkpy.runtime.epoch import EpochJob
 from dagster_flinkpy.runtime.operators.local_aggregate import LocalAggregate, local_aggregate_of
-from dagster_flinkpy.runtime.operators.operator_context import OperatorContext
+from dagster_flinkpy.runtime.operators.stream_operator import OperatorContext
 from dagster_flinkpy.runtime.shuffle.batch import StreamBatch
 from dagster_flinkpy.runtime.shuffle.key_columns import key_values
 from dagster_flinkpy.runtime.shuffle.record_writer import RecordWriter

@@ -12,7 +12,7 @@ import pytest
 
 from dagster_flinkpy.common import Duration, Encoder, Types
 from dagster_flinkpy.connectors.commit.staged_files import file_name, partition_folder
-from dagster_flinkpy.connectors.files import file_sink, text_content
+from dagster_flinkpy.connectors.files import file_sink, text_reader
 from dagster_flinkpy.datastream.connectors.base import CommitRequest, Committer, CommitterInitContext, WriterInitContext
 from dagster_flinkpy.datastream.connectors.file_system import (
     BucketAssigner,
@@ -172,7 +172,7 @@ def test_no_line_is_of_a_file_that_takes_the_place_of_one_that_is_read(
 ) -> None:
     """It was noticed at the end of the file only, after checkpoints with lines of the other one."""
     for size in ("_FETCH_BYTES", "_BLOCK_BYTES"):
-        monkeypatch.setattr(text_content, size, 1000)
+        monkeypatch.setattr(text_reader, size, 1000)
     pack = gzip.compress if name == "a.gz" else bytes
     lines = [f"{random.Random(n).getrandbits(64):020}" for n in range(20_000)]
     (tmp_path / name).write_bytes(pack("".join(f"{line}\n" for line in lines).encode()))

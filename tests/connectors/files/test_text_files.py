@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 
 from dagster_flinkpy.common import Duration, Types
 from dagster_flinkpy.common.typeinfo import TypeInformation
-from dagster_flinkpy.connectors.files import file_source, text_content
+from dagster_flinkpy.connectors.files import file_source, text_reader
 from dagster_flinkpy.datastream.connectors.file_system import FileSource, FileSourceBuilder, StreamFormat
 from dagster_flinkpy.datastream.formats.csv import CsvReaderFormat
 from dagster_flinkpy.datastream.formats.json_lines import JsonLinesReaderFormat
@@ -64,9 +64,9 @@ def read(format: StreamFormat, path: Path, parallelism: int = 1) -> list[Any]:
 @pytest.fixture
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
     """Makes files of some kilobytes large ones."""
-    monkeypatch.setattr(text_content, "_BLOCK_BYTES", 61)
-    monkeypatch.setattr(text_content, "_FETCH_BYTES", 157)
-    monkeypatch.setattr(text_content, "_TAIL_BYTES", 5)
+    monkeypatch.setattr(text_reader, "_BLOCK_BYTES", 61)
+    monkeypatch.setattr(text_reader, "_FETCH_BYTES", 157)
+    monkeypatch.setattr(text_reader, "_TAIL_BYTES", 5)
     monkeypatch.setattr(file_source, "_SPLIT_BYTES", 50)
 
 
@@ -497,7 +497,7 @@ def test_a_file_that_another_one_replaces_while_it_is_read_is_an_error(
         (tmp_path / ".new").write_text(line * 100)
         (tmp_path / ".new").rename(tmp_path / "a")
 
-    monkeypatch.setattr(text_content, "_FETCH_BYTES", 8)
+    monkeypatch.setattr(text_reader, "_FETCH_BYTES", 8)
     write("1\n")
     source = files(StreamFormat.text_line_format(), tmp_path).process_static_file_set().build()
     [[split]] = source.create_enumerator(None).plan_epoch(1)
@@ -537,4 +537,4 @@ def test_what_cannot_work_is_refused_when_it_is_declared(declare: Callable[[], o
 @given(st.lists(st.sampled_from([b'"', b"\n", b"x", b","]), max_size=40).map(b"".join), st.booleans())
 def test_a_record_ends_at_a_line_end_outside_of_quotes(data: bytes, quoted: bool) -> None:
     ends = [at + 1 for at, byte in enumerate(data) if byte == 10 and not (quoted and data[:at].count(b'"') % 2)]
-    assert text_content.ends_of_records(data, ord('"') if quoted else None).tolist() == ends
+    assert text_reader.ends_of_records(data, ord('"') if quoted else None).tolist() == ends

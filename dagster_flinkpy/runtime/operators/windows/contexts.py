@@ -31,7 +31,7 @@ from dagster_flinkpy.datastream.window import (
 from dagster_flinkpy.errors import ConfigurationError
 from dagster_flinkpy.metrics import MetricGroup
 from dagster_flinkpy.runtime.operators.keyed_operators import KeyedOperator, KeyedTimerService
-from dagster_flinkpy.runtime.operators.operator_context import TaskRuntimeContext
+from dagster_flinkpy.runtime.operators.stream_operator import TaskRuntimeContext
 from dagster_flinkpy.state.timers.timer_queue import TimerQueue
 
 __all__ = ["AssignerContext", "TriggerContext", "WindowCodec", "WindowContext", "evaluator"]

@@ -11,15 +11,16 @@ from dagster_flinkpy.datastream.window import (
 )
 from dagster_flinkpy.runtime.operators.batch_fold import ColumnFold
 from dagster_flinkpy.runtime.operators.folds import fold_of
-from dagster_flinkpy.runtime.operators.operator_context import OperatorContext
-from dagster_flinkpy.runtime.operators.windows.aligned_windower import (
+from dagster_flinkpy.runtime.operators.stream_operator import OperatorContext
+from dagster_flinkpy.runtime.operators.windows.column_windowers import (
     AlignedWindower,
     CountWindower,
+    SessionWindower,
     is_aligned,
     is_by_count,
+    is_session,
 )
 from dagster_flinkpy.runtime.operators.windows.general_windower import GeneralWindower, MergingWindower
-from dagster_flinkpy.runtime.operators.windows.session_windower import SessionWindower, is_session
 from dagster_flinkpy.runtime.operators.windows.window_operator import Windower, WindowOperator
 
 __all__ = ["create_window_operator", "window_fold_of", "windower_of"]

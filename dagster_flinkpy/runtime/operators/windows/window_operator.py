@@ -28,8 +28,7 @@ from dagster_flinkpy.metrics import LATE_RECORDS_DROPPED
 from dagster_flinkpy.runtime.failure import USER_EXCEPTIONS
 from dagster_flinkpy.runtime.operators.batch_fold import BatchFold, ColumnFold, RecordAggregate
 from dagster_flinkpy.runtime.operators.keyed_operators import KeyedOperator, KeyedTimerService
-from dagster_flinkpy.runtime.operators.operator_context import OperatorContext
-from dagster_flinkpy.runtime.operators.stream_operator import OperatorSnapshot
+from dagster_flinkpy.runtime.operators.stream_operator import OperatorContext, OperatorSnapshot
 from dagster_flinkpy.runtime.operators.windows.contexts import (
     AssignerContext,
     WindowCodec,
