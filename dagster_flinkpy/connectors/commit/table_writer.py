@@ -15,7 +15,7 @@ import pyarrow.parquet as pq
 from dagster_flinkpy.common.parquet_encodings import repeating
 from dagster_flinkpy.common.typeinfo import RowTypeInfo, TupleTypeInfo, TypeInformation
 from dagster_flinkpy.connectors.columns.column_types import columns_of
-from dagster_flinkpy.connectors.columns.json_values import to_json_lines
+from dagster_flinkpy.connectors.columns.record_formats import to_json_lines
 from dagster_flinkpy.connectors.commit.staged_files import (
     PART_BYTES,
     StagedFile,

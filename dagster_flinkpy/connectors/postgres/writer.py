@@ -18,7 +18,7 @@ import pyarrow.csv as csv
 
 from dagster_flinkpy.common.typeinfo import RowTypeInfo, TupleTypeInfo, TypeInformation
 from dagster_flinkpy.connectors.columns.column_types import columns_of, is_nested
-from dagster_flinkpy.connectors.columns.json_values import to_json_text
+from dagster_flinkpy.connectors.columns.record_formats import to_json_text
 from dagster_flinkpy.connectors.commit.staged_files import StagedUpload, file_name
 from dagster_flinkpy.connectors.commit.staged_rows import check_keys, completed
 from dagster_flinkpy.connectors.postgres.session import Session, may_pass

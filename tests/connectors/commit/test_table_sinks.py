@@ -25,7 +25,7 @@ from hypothesis import strategies as st
 from dagster_flinkpy.common import Row, Types
 from dagster_flinkpy.common.typeinfo import TypeInformation
 from dagster_flinkpy.connectors import CsvSink, JsonLinesSink, ParquetSink
-from dagster_flinkpy.connectors.columns.json_values import to_json_lines, to_json_text
+from dagster_flinkpy.connectors.columns.record_formats import to_json_lines, to_json_text
 from dagster_flinkpy.connectors.commit.table_sink import TableSink
 from dagster_flinkpy.connectors.commit.table_writer import TableWriter
 from dagster_flinkpy.connectors.files.parquet_table import ParquetTable, table_schema
