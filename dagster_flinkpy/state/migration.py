@@ -17,8 +17,7 @@ from dagster_flinkpy.state.files.operator_state import INLINE_BELOW
 from dagster_flinkpy.state.files.run_file import clip_rows, encode_run, inline, upload_run
 from dagster_flinkpy.state.handles import KeyedSnapshot, RunHandle, TableSnapshot, span_of
 from dagster_flinkpy.state.keys import hash_keys
-from dagster_flinkpy.state.layout import TableLayout
-from dagster_flinkpy.state.placed_rows import in_key_groups, unplaced_rows
+from dagster_flinkpy.state.layout import TableLayout, in_key_groups, unplaced_rows
 from dagster_flinkpy.state.reader import read_table
 from dagster_flinkpy.state.views import layout_of
 from dagster_flinkpy.storage import ObjectStore

@@ -14,8 +14,7 @@ from dagster_flinkpy.connectors.columns.column_casts import fit_column
 from dagster_flinkpy.datastream.state import ListStateDescriptor, StateDescriptor
 from dagster_flinkpy.errors import ConfigurationError, TypeMismatchError
 from dagster_flinkpy.state.keys import hash_keys
-from dagster_flinkpy.state.layout import TableLayout, check_key_like, make_sort_keys, sort_identities
-from dagster_flinkpy.state.placed_rows import unplaced_rows
+from dagster_flinkpy.state.layout import TableLayout, check_key_like, make_sort_keys, sort_identities, unplaced_rows
 from dagster_flinkpy.state.views import layout_of
 
 __all__ = ["Columns", "bootstrap_table", "keyed_rows", "to_arrow_table"]

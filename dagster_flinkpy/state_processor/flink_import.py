@@ -18,7 +18,7 @@ from dagster_flinkpy.flink_savepoint.metadata import FlinkOperator
 from dagster_flinkpy.flink_savepoint.savepoint import FlinkSavepoint, name_of
 from dagster_flinkpy.flink_savepoint.sink_output import COMMITTER_STATE, WRITER_STATE, committables, open_part_file
 from dagster_flinkpy.state.keys import hash_keys
-from dagster_flinkpy.state.placed_rows import unplaced_rows
+from dagster_flinkpy.state.layout import unplaced_rows
 from dagster_flinkpy.state_processor.flink_reader import (
     Declarations,
     FlinkKeyedRows,

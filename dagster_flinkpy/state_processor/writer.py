@@ -38,8 +38,7 @@ from dagster_flinkpy.state.handles import (
     describe_schema,
     span_of,
 )
-from dagster_flinkpy.state.layout import TableLayout, check_key_like
-from dagster_flinkpy.state.placed_rows import in_key_groups, unplaced_rows
+from dagster_flinkpy.state.layout import TableLayout, check_key_like, in_key_groups, unplaced_rows
 from dagster_flinkpy.state.reader import read_table
 from dagster_flinkpy.state_processor.bootstrap import Columns, bootstrap_table, to_arrow_table
 from dagster_flinkpy.storage import ObjectStore, StorageLocation

@@ -21,9 +21,8 @@ from dagster_flinkpy.connectors.commit.checkpoint_committer import (
 from dagster_flinkpy.connectors.commit.staged_files import FileNames, Staged
 from dagster_flinkpy.connectors.commit.staged_rows import RowFile, StagedContent, StagedRows, digest_of
 from dagster_flinkpy.connectors.postgres.connection import listed, row_of, value_of
-from dagster_flinkpy.connectors.postgres.session import EpochRows, Session, may_pass
+from dagster_flinkpy.connectors.postgres.session import EpochRows, PostgresTarget, Session, may_pass
 from dagster_flinkpy.connectors.postgres.sink import PostgresSink
-from dagster_flinkpy.connectors.postgres.target import PostgresTarget
 from dagster_flinkpy.datastream.connectors.base import CommitRequest, CommitterInitContext
 from dagster_flinkpy.errors import (
     CommitRefusedError,

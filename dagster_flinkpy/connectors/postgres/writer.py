@@ -21,9 +21,8 @@ from dagster_flinkpy.connectors.columns.column_types import columns_of, is_neste
 from dagster_flinkpy.connectors.columns.record_formats import to_json_text
 from dagster_flinkpy.connectors.commit.staged_files import StagedUpload, file_name
 from dagster_flinkpy.connectors.commit.staged_rows import check_keys, completed
-from dagster_flinkpy.connectors.postgres.session import Session, may_pass
+from dagster_flinkpy.connectors.postgres.session import PostgresTarget, Session, may_pass
 from dagster_flinkpy.connectors.postgres.sink import PostgresSink
-from dagster_flinkpy.connectors.postgres.target import PostgresTarget
 from dagster_flinkpy.datastream.connectors.base import CommittingSinkWriter, Json, WriterInitContext
 from dagster_flinkpy.errors import SinkCommitError, StorageError, TypeMismatchError
 

@@ -9,7 +9,6 @@ from dagster_flinkpy.datastream import operator_specs as specs
 from dagster_flinkpy.runtime.operators import (
     async_wait_operator,
     batch_operators,
-    blocking_edge_operators,
     broadcast_operators,
     function_operators,
     keyed_operators,
@@ -45,10 +44,10 @@ _OPERATORS: dict[type[specs.OperatorSpec], Callable[[OperatorContext, Any], Stre
     specs.RollingAggregateSpec: keyed_operators.create_rolling_operator,
     specs.WindowSpec: window_factory.create_window_operator,
     specs.SinkSpec: sink_operators.SinkOperator,
-    specs.BlockingEdgeSinkSpec: blocking_edge_operators.BlockingEdgeSinkOperator,
-    specs.BlockingEdgeSourceSpec: blocking_edge_operators.BlockingEdgeSourceOperator,
-    specs.SparkSourceSpec: blocking_edge_operators.BlockingEdgeSourceOperator,
-    specs.SparkTransformSpec: blocking_edge_operators.BlockingEdgeSourceOperator,
+    specs.BlockingEdgeSinkSpec: sink_operators.BlockingEdgeSinkOperator,
+    specs.BlockingEdgeSourceSpec: sink_operators.BlockingEdgeSourceOperator,
+    specs.SparkSourceSpec: sink_operators.BlockingEdgeSourceOperator,
+    specs.SparkTransformSpec: sink_operators.BlockingEdgeSourceOperator,
     specs.PrintSpec: sink_operators.PrintOperator,
     specs.CollectSpec: sink_operators.CollectOperator,
 }

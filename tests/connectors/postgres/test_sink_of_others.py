@@ -13,8 +13,8 @@ import pytest
 from dagster_flinkpy.common import Types
 from dagster_flinkpy.connectors import PostgresSink, PostgresSource
 from dagster_flinkpy.connectors.postgres.columns import Column
+from dagster_flinkpy.connectors.postgres.session import _keeps
 from dagster_flinkpy.connectors.postgres.sql_types import sql_type
-from dagster_flinkpy.connectors.postgres.target import _keeps
 from dagster_flinkpy.errors import (
     CommitRefusedError,
     CommittableLostError,
