@@ -14,7 +14,7 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
 from dagster_flinkpy.datastream.program.job_graph import JobGraph
-from dagster_flinkpy.runtime.operators import collector, function_operators
+from dagster_flinkpy.runtime.operators import function_operators
 from dagster_flinkpy.runtime.shuffle.batch import StreamBatch
 from dagster_flinkpy.runtime.task import stream_task
 from dagster_flinkpy.runtime.task.operator_task import OperatorTask
@@ -65,9 +65,7 @@ def state_shares_its_values() -> Iterator[None]:
 @contextmanager
 def what_was_emitted_is_shared() -> Iterator[None]:
     """A record is sent as it is when its batch is full, with what its function has changed since."""
-    with ExitStack() as stack:
-        for module in (function_operators, collector):
-            stack.enter_context(mock.patch.object(module, "copied", lambda value: value))
+    with mock.patch.object(function_operators, "copied", lambda value: value):
         yield
 
 

@@ -13,7 +13,7 @@ from dagster_flinkpy.datastream.state import ValueStateDescriptor
 from dagster_flinkpy.errors import ConfigurationError
 from dagster_flinkpy.key_groups import KeyGroupRange
 from dagster_flinkpy.key_hashes import java_hash_code
-from dagster_flinkpy.state.files.time_order import MAX_TIME, MIN_TIME
+from dagster_flinkpy.state.files.cache import MAX_TIME, MIN_TIME
 from dagster_flinkpy.state.timers import timer_table
 from tests.examples import examples
 from tests.state.conftest import MakeBackend, groups_of, touch

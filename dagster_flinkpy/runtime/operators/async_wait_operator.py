@@ -11,8 +11,7 @@ from typing import Any
 from dagster_flinkpy.datastream.operator_specs import AsyncWaitSpec
 from dagster_flinkpy.errors import TypeMismatchError, shorten
 from dagster_flinkpy.runtime.failure import USER_EXCEPTIONS
-from dagster_flinkpy.runtime.operators.collector import Collector
-from dagster_flinkpy.runtime.operators.function_operators import FunctionOperator
+from dagster_flinkpy.runtime.operators.function_operators import Collector, FunctionOperator
 from dagster_flinkpy.runtime.operators.stream_operator import OperatorContext
 from dagster_flinkpy.runtime.shuffle.batch import StreamBatch
 

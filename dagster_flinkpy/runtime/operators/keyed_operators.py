@@ -29,9 +29,8 @@ from dagster_flinkpy.errors import PastTimerError
 from dagster_flinkpy.key_groups import compute_key_group_range_for_operator_index
 from dagster_flinkpy.runtime.failure import UNKNOWN, USER_EXCEPTIONS
 from dagster_flinkpy.runtime.operators.batch_fold import Cells, ColumnFold
-from dagster_flinkpy.runtime.operators.collector import Collector
 from dagster_flinkpy.runtime.operators.folds import aggregating, fields_of, fold_of, spread
-from dagster_flinkpy.runtime.operators.function_operators import RecordContext, UnkeyedTimerService
+from dagster_flinkpy.runtime.operators.function_operators import Collector, RecordContext, UnkeyedTimerService
 from dagster_flinkpy.runtime.operators.stream_operator import (
     OperatorContext,
     OperatorSnapshot,

@@ -14,8 +14,10 @@ import struct
 import time
 import uuid
 import zlib
+from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
 from typing import Any
@@ -34,7 +36,7 @@ from dagster_flinkpy.state.layout import SortKeys
 from dagster_flinkpy.state.schema_evolution import evolve
 from dagster_flinkpy.storage import ObjectStore
 
-__all__ = ["Rows", "Run", "RunCache", "make_time_order", "take_all"]
+__all__ = ["MAX_TIME", "MIN_TIME", "Rows", "Run", "RunCache", "TimedRun", "make_time_order", "take_all"]
 
 _TRAILER = struct.Struct("<8sQI")
 """The magic number, the number of bytes before the trailer, and their checksum."""
@@ -416,3 +418,44 @@ def _file_name(handle: RunHandle, *, whole: bool) -> str:
     if whole or handle.is_whole:
         return f"{handle.sha256}.arrow"
     return f"{handle.sha256}-{handle.key_groups.start}-{handle.key_groups.end}.arrow"
+
+
+MIN_TIME, MAX_TIME = -(1 << 63), (1 << 63) - 1
+"""The least and the greatest time, in milliseconds."""
+
+
+@dataclass(frozen=True)
+class TimedRun:
+    """A run whose rows are found by time, with a binary search that reads few other rows."""
+
+    run: Run
+    order: Indices
+    """The rows in order: first the live timers by time, then the tombstones by time."""
+    fired_before: int
+    """The timers before this time, in milliseconds, have fired or were deleted."""
+
+    def rows(self, start: int, stop: int, *, deleted: bool = False) -> Indices:
+        """Returns the rows in a range of times.
+
+        Args:
+            start: The first time, in milliseconds; timers that have fired are left out.
+            stop: The last time, in milliseconds, inclusive.
+            deleted: Whether to return the tombstones instead of the timers. Default: False.
+        """
+        if not deleted:
+            start = max(start, self.fired_before)
+        first = self._from(deleted, start)
+        last = bisect_right(self.order, (deleted, stop), lo=first, key=self._at)
+        return self.order[first:last]
+
+    def next_time(self, start: int) -> int:
+        """Returns the time of the first unfired timer at or after a time, or more than ``MAX_TIME`` if none."""
+        first = self._from(False, max(start, self.fired_before))
+        deleted, time = self._at(self.order[first]) if first < len(self.order) else (True, 0)
+        return MAX_TIME + 1 if deleted else time
+
+    def _from(self, deleted: bool, start: int) -> int:
+        return bisect_left(self.order, (deleted, start), key=self._at)
+
+    def _at(self, row: np.int64) -> tuple[bool, int]:
+        return self.run.value("deleted", int(row)), self.run.value("time", int(row))

@@ -20,11 +20,10 @@ from dagster_flinkpy.common.clock import current_millis
 from dagster_flinkpy.common.typeinfo import type_from_json
 from dagster_flinkpy.errors import CorruptStateError
 from dagster_flinkpy.key_groups import KeyGroupRange
-from dagster_flinkpy.state.files.cache import Run, RunCache, make_time_order, take_all
+from dagster_flinkpy.state.files.cache import MIN_TIME, Run, RunCache, TimedRun, make_time_order, take_all
 from dagster_flinkpy.state.files.compaction import SECTION_ROWS, Delta, SectionRows, joined, plan_merges, sections_of
 from dagster_flinkpy.state.files.operator_state import INLINE_BELOW
 from dagster_flinkpy.state.files.run_file import clip_rows, encode_run, inline, upload_run
-from dagster_flinkpy.state.files.time_order import MIN_TIME, TimedRun
 from dagster_flinkpy.state.files.transfers import Uploads
 from dagster_flinkpy.state.handles import KeyedSnapshot, RunHandle, span_of
 from dagster_flinkpy.state.layout import (

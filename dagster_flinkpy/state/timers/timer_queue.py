@@ -13,7 +13,7 @@ import pyarrow as pa
 
 from dagster_flinkpy.common.arrow_columns import one_chunk
 from dagster_flinkpy.errors import ConfigurationError
-from dagster_flinkpy.state.files.time_order import MAX_TIME, MIN_TIME
+from dagster_flinkpy.state.files.cache import MAX_TIME, MIN_TIME
 from dagster_flinkpy.state.layout import distinct_rows, hashes_of
 from dagster_flinkpy.state.timers.timer_table import TimeParts, TimerTable
 

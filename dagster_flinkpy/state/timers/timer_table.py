@@ -17,8 +17,7 @@ import pyarrow as pa
 from dagster_flinkpy.common.arrow_columns import one_chunk
 from dagster_flinkpy.common.typeinfo import TypeInformation
 from dagster_flinkpy.state.columns import Cells
-from dagster_flinkpy.state.files.cache import Run
-from dagster_flinkpy.state.files.time_order import MAX_TIME, MIN_TIME, Indices, TimedRun
+from dagster_flinkpy.state.files.cache import MAX_TIME, MIN_TIME, Indices, Run, TimedRun
 from dagster_flinkpy.state.keys import KeyCodec, KeySeats
 from dagster_flinkpy.state.layout import distinct_rows, hashes_of, merge_runs, sort_order
 from dagster_flinkpy.state.overlay_table import OverlayTable

@@ -13,7 +13,7 @@ from dagster_flinkpy.common.typeinfo import Types
 from dagster_flinkpy.common.types import Row, RowKind
 from dagster_flinkpy.datastream.output_tag import OutputTag
 from dagster_flinkpy.errors import TypeMismatchError
-from dagster_flinkpy.runtime.operators.collector import Collector
+from dagster_flinkpy.runtime.operators.function_operators import Collector
 
 PLAIN = Types.ROW_NAMED(["a", "b"], [Types.LONG(), Types.STRING()])
 SINGLE = Types.ROW_NAMED(["a"], [Types.LONG()])
