@@ -31,7 +31,7 @@ for _name in (
     "dagster_flinkpy.connectors.files.file_sink",
     "confluent_kafka",
     "dagster_flinkpy.connectors.iceberg.committer",
-    "dagster_flinkpy.connectors.iceberg.writer",
+    "dagster_flinkpy.connectors.lake.writer",
     "dagster_flinkpy.connectors.postgres.committer",
     "dagster_flinkpy.connectors.postgres.writer",
     "pandas",
