@@ -42,7 +42,16 @@ from dagster_flinkpy.state.keys import hash_keys
 from dagster_flinkpy.state.layout import TableLayout
 from dagster_flinkpy.state.stored_names import EVENT_TIMERS, PROCESSING_TIMERS
 
-__all__ = ["PYTHON_PREFIX", "DeclaredState", "FlinkColumns", "name_in_flink", "row_hashes", "stored_name", "whole"]
+__all__ = [
+    "PYTHON_PREFIX",
+    "DeclaredState",
+    "FlinkColumns",
+    "name_in_flink",
+    "not_of_types",
+    "row_hashes",
+    "stored_name",
+    "whole",
+]
 
 PYTHON_PREFIX = "python-state-"
 """What process mode puts before the names of states."""
@@ -155,6 +164,7 @@ class FlinkColumns:
         self.map_key_type: TypeInformation | None = None
         self._map_key: Callable[[Any], Any] | None = None
         self._one = self.kind in ("VALUE", "REDUCING", "AGGREGATING")
+        self._coder: Decode | None = None
         if self._header.is_timers:
             self.value_type: TypeInformation | None = None
             return
@@ -165,7 +175,6 @@ class FlinkColumns:
             element_type = element_type.elem_type
         assert element_type is not None
         self.value_type = element_type if self.kind != "LIST" else Types.LIST(element_type)
-        self._coder: Decode | None = None
         self._convert: Callable[[Any], Any] | None = None
         if declared is None:
             if self.kind == "MAP":
@@ -242,7 +251,10 @@ class FlinkColumns:
         except (TypeMismatchError, UnsupportedSavepointError) as error:
             raise type(error)(f"{self._what}: {error}") from None
         except DAMAGED as error:
-            raise CorruptStateError(f"{self._what}, key group {rows.group}: {error}") from None
+            what = f"{self._what}, key group {rows.group}: "
+            if self._coder is None:
+                raise CorruptStateError(f"{what}{error}") from None
+            raise CorruptStateError(what + not_of_types(error, self.map_key_type, self.value_type)) from None
 
     def _regular(self, rows: StateRows) -> dict[str, pa.Array[Any]] | None:
         """Returns the columns of rows with plain keys and plain values, or None: then each is decoded by itself."""
@@ -351,6 +363,15 @@ def _unnamed(kind: TypeInformation) -> Any:
         return [plain(each) for each in json] if isinstance(json, list) else json
 
     return plain(kind.to_json())
+
+
+def not_of_types(error: Exception, *declared: TypeInformation | None) -> str:
+    """Says of bytes that process mode wrote that they are not values of the declared types."""
+    kinds = " and ".join(str(kind) for kind in declared if kind is not None)
+    return (
+        f"{error}, read as {kinds}, as the program declares. Savepoints of PyFlink do not have the types of values: "
+        "if the program in Flink declares others, declare these; otherwise the savepoint is damaged"
+    )
 
 
 def whole(coder: Decode) -> Callable[[bytes], Any]:

@@ -25,6 +25,7 @@ from dagster_flinkpy.state_processor.flink_columns import (
     PYTHON_PREFIX,
     DeclaredState,
     FlinkColumns,
+    not_of_types,
     stored_name,
     whole,
 )
@@ -187,7 +188,8 @@ class FlinkOperatorRows(OperatorRows):
         try:
             return [tuple(coder(part) for coder, part in zip(coders, each, strict=True)) for each in found]
         except DAMAGED as error:
-            raise CorruptStateError(f"operator {self.uid!r}, broadcast state {self.name!r}: {error}") from None
+            problem = not_of_types(error, *self.types.values())
+            raise CorruptStateError(f"operator {self.uid!r}, broadcast state {self.name!r}: {problem}") from None
 
     def read_subtask(self, position: int) -> pa.Table:
         found = self.elements(position)

@@ -11,8 +11,14 @@ from typing import Any
 import pytest
 
 from dagster_flinkpy.common import Types
-from dagster_flinkpy.datastream import StreamExecutionEnvironment
-from dagster_flinkpy.datastream.state import ReducingStateDescriptor, StateDescriptor, ValueStateDescriptor
+from dagster_flinkpy.datastream import KeyedProcessFunction, StreamExecutionEnvironment
+from dagster_flinkpy.datastream.state import (
+    MapStateDescriptor,
+    ReducingStateDescriptor,
+    StateDescriptor,
+    ValueStateDescriptor,
+)
+from dagster_flinkpy.errors import CorruptStateError
 from dagster_flinkpy.orchestration.flink_import import export_savepoint, import_savepoint
 from dagster_flinkpy.orchestration.flink_job import flink_job
 from dagster_flinkpy.state_processor.flink_export import ExportReport
@@ -80,6 +86,26 @@ def test_a_program_goes_on_here_as_it_would_have_in_flink(name: str, tmp_path: P
     write_half(tmp_path, 1)
     found, _ = run(name, tmp_path, report.url)
     assert sorted([*lines(FIXTURES / name / "first.txt"), *found]) == lines(FIXTURES / name / "straight.txt")
+
+
+class CountInInts(KeyedProcessFunction):
+    def open(self, runtime_context: Any) -> None:
+        runtime_context.get_state(ValueStateDescriptor("count", Types.INT()))
+
+    def process_element(self, value: Any, ctx: Any) -> list[Any]:
+        return []
+
+
+@pytest.mark.parametrize("name", ["long-keys", "plain-rules"])
+def test_a_type_other_than_that_in_flink_is_said_to_be_the_cause(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(HALVES, "RULES", MapStateDescriptor("rules", Types.STRING(), Types.INT()))
+    monkeypatch.setattr(HALVES, "Count", CountInInts)
+    (tmp_path / "in").mkdir()
+    source, target = StorageLocation(str(FIXTURES / name / "savepoint")), StorageLocation(str(tmp_path / "to"))
+    with pytest.raises(CorruptStateError, match=r"Types.INT\(\), as the program declares.*if the program in Flink"):
+        import_savepoint(source, HALVES.build(name, tmp_path), target, allow_non_restored_state=["lines"])
 
 
 def exported(name: str, folder: Path) -> ExportReport:
