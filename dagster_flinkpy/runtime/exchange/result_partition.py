@@ -19,7 +19,7 @@ from dagster_flinkpy.runtime.shuffle.wire import NO_EDGE, Kind, WireRow, check_s
 
 __all__ = ["PipelinedSubpartition", "ResultPartition"]
 
-_FIRST_SIZE, _SECONDS = 4 << 10, 0.5
+_FIRST_SIZE, _SECONDS = 1 << 10, 0.5
 """The size of the first buffers, in bytes, and how long a receiver may take for a buffer."""
 
 Send = Callable[[WireRow], None]

@@ -50,6 +50,9 @@ BUFFER_ROWS = 16_384
 """A batch of large records is cut into buffers of so many, of up to four times the size. Receivers process that many at
 once: they would join smaller buffers, which is another copy."""
 
+_SMALL_ONES = 64
+"""A batch is cut into at most about so many buffers that are smaller: each has a cost."""
+
 NETWORK_MEMORY = 32 << 20
 """The maximum size of all records that a task holds back to fill buffers, in bytes."""
 
@@ -119,6 +122,8 @@ class RecordWriter:
     ) -> None:
         self.edge = edge
         self._together, self._record_size = together, 0.0
+        self._frame = 0
+        """The size of a buffer without records, once there are any."""
         self._kind = kind = edge.partitioner.kind
         self._subtask = subtask
         self._width = targets
@@ -239,12 +244,15 @@ class RecordWriter:
         self._pending[lane].append(records)
         size = _size_of(records)
         self._record_size = size / records.num_rows
+        self._frame = self._frame or encode_buffer(records.slice(0, 0)).size
         self._pool.add(self, lane, size)
 
     def buffer_size(self, lane: int) -> int:
-        """Returns the size at which a buffer is sent, in bytes."""
+        """Returns the size of the records of a buffer, in bytes."""
         wanted = min(self._output.buffer_size(self.edge.id, target) for target in self._lanes[lane])
-        return min(BUFFER_SIZE, max(wanted, round(self._together * self._record_size)))
+        if wanted < BUFFER_SIZE:
+            wanted -= self._frame
+        return min(BUFFER_SIZE, max(wanted, round(self._together * self._record_size), 1))
 
     def flush(self) -> None:
         """Sends all pending records."""
@@ -276,8 +284,9 @@ class RecordWriter:
 
     def _send(self, lane: int, records: pa.RecordBatch, size: int) -> None:
         """Sends buffers of about 1 MiB, those of large records of up to 4 MiB; a larger record gets its own buffer."""
-        rows = records.num_rows * self.buffer_size(lane) // max(size, 1)
-        rows = max(rows, min(4 * rows, BUFFER_ROWS), 1)
+        most = self.buffer_size(lane)
+        rows = max(records.num_rows * most // max(size, 1), 1)
+        rows = max(rows, min(4 * rows, BUFFER_ROWS) if most == BUFFER_SIZE else records.num_rows // _SMALL_ONES)
         # Records of a batch have similar sizes. Up to half a buffer too much is not split.
         rows = records.num_rows if records.num_rows * 2 <= rows * 3 else rows
         for start in range(0, records.num_rows, rows):

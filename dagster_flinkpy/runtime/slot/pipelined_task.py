@@ -24,6 +24,7 @@ from dagster_flinkpy.runtime.operators.source_operator import SourceOperator
 from dagster_flinkpy.runtime.operators.source_reader_operator import SourceReaderOperator
 from dagster_flinkpy.runtime.shuffle.wire import NO_EDGE, Kind
 from dagster_flinkpy.runtime.task.acknowledgement import Acknowledgement
+from dagster_flinkpy.runtime.task.operator_task import OperatorTask
 from dagster_flinkpy.runtime.task.stream_task import StreamTask
 
 __all__ = ["PipelinedTask"]
@@ -154,7 +155,7 @@ class PipelinedTask(StreamTask):
         """Whether a step would do something."""
         if not self.partition.is_available:
             return False
-        return self._has_sources if self.stage == 0 else self.gate.is_available
+        return self._has_sources if self.stage == 0 else self.gate.is_available or self._amid_batch is not None
 
     @property
     def _has_sources(self) -> bool:
@@ -181,15 +182,27 @@ class PipelinedTask(StreamTask):
             self._usage, self._looks = self._usage + self.gate.usage, self._looks + 1
             until = time.monotonic() + _SECONDS_AT_ONCE
             for _ in range(_ROWS_AT_ONCE):
-                if time.monotonic() > until or not self.partition.is_available or (row := self.gate.poll()) is None:
+                if time.monotonic() > until or not self.partition.is_available:
+                    break
+                if (task := self._amid_batch) is not None:
+                    for each in self._entered([task]):
+                        each.process_part()
+                    continue
+                if (row := self.gate.poll()) is None:
                     break
                 self._take(row)
                 may_unblock = self._blocked and row.kind is not Kind.BUFFER
                 if self._selects or may_unblock or row.kind is Kind.BARRIER or self.job.alignment_timeout is not None:
                     self._block()
-            if not self.gate.is_available:
-                self.process_held()  # the other tasks of the slot may have work for long
-            self.gate.grant()
+            if self._amid_batch is None:
+                if not self.gate.is_available:
+                    self.process_held()  # the other tasks of the slot may have work for long
+                self.gate.grant()
+
+    @property
+    def _amid_batch(self) -> OperatorTask | None:
+        """The operator that has processed only parts of a batch."""
+        return next((task for task in self._tasks.values() if task.parts is not None), None)
 
     def _poll_again(self) -> None:
         for reader in self._readers.values():
@@ -277,7 +290,7 @@ class PipelinedTask(StreamTask):
     @property
     def holds(self) -> bool:
         """Whether small buffers wait for others."""
-        return any(task.holds for task in self._tasks.values())
+        return self._amid_batch is None and any(task.holds for task in self._tasks.values())
 
     def process_held(self) -> None:
         """Processes small buffers that wait for others, because no others are there."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import time
 from collections import deque
-from collections.abc import Iterable, Mapping, Set
+from collections.abc import Iterable, Iterator, Mapping, Set
 from dataclasses import replace
 from datetime import timedelta
 from functools import partial
@@ -49,12 +49,12 @@ from dagster_flinkpy.runtime.task.barrier_handlers import (
 )
 from dagster_flinkpy.runtime.task.channel_state import ChannelStateWriter, InFlightRow, own_records, read_channel_state
 from dagster_flinkpy.runtime.task.event_gateway import OperatorEventGateway
-from dagster_flinkpy.runtime.task.io_metrics import OperatorIOMetrics
 from dagster_flinkpy.runtime.task.latency import LatencyMarker
 from dagster_flinkpy.runtime.task.outputs import ChainingOutput, Output
 from dagster_flinkpy.runtime.task.parent_task import ParentTask
 from dagster_flinkpy.runtime.task.selected_inputs import SelectedInputs, Waiting
 from dagster_flinkpy.runtime.task.static_first import StaticFirst
+from dagster_flinkpy.runtime.task.task_metrics import OperatorIOMetrics
 from dagster_flinkpy.runtime.task.watermark_valve import BEFORE, WatermarkValve
 
 __all__ = ["Cancelled", "OperatorTask"]
@@ -114,6 +114,8 @@ class OperatorTask:
         self._held: list[tuple[JobEdge, pa.RecordBatch]] = []
         """Buffers of one edge that are processed with the next ones."""
         self._held_bytes = self._held_rows = 0
+        self.parts: Iterator[None] | None = None
+        """Processes the rest of a batch, part by part. It comes before everything else."""
         self._consumed: dict[int, dict[str, str]] = {}
         """Digests of the consumed output, by checkpoint and ``uid/subtask`` of the upstream subtask."""
         self._taken: dict[int, tuple[Acknowledgement, ChannelStateWriter]] = {}
@@ -338,7 +340,9 @@ class OperatorTask:
         self._held_bytes += payload.size
         self._held_rows += self._held[-1][1].num_rows
         if self._held_bytes >= _JOINED_SIZE or self._held_rows >= min(_JOINED_ROWS, self.context.pace.rows):
-            self.process_held()
+            self.process_part()
+            if not self._job.pipelined:  # nobody would ask for the other parts
+                self.process_held()
 
     @property
     def holds(self) -> bool:
@@ -346,18 +350,28 @@ class OperatorTask:
         return bool(self._held)
 
     def process_held(self) -> None:
-        """Processes the buffers that wait for others."""
-        if not self._held:
-            return
+        """Processes what is left of a batch, and the buffers that wait for others."""
+        while self._held or self.parts is not None:
+            self.process_part()
+
+    def process_part(self) -> None:
+        """Processes the next part of a batch, or the first one of the buffers that wait for others."""
+        self.parts = self.parts or self._each_part()
+        if next(self.parts, True):
+            self.parts = None
+
+    def _each_part(self) -> Iterator[None]:
         edge, read = self._held[0][0], [columns for _, columns in self._held]
         if edge.id in self._shuffled:
             self._metrics.bytes_in += self._held_bytes
         self._held, self._held_bytes, self._held_rows = [], 0, 0
         for batch in decode_buffers(read, edge.type_info):
             batch.producer = edge.source
-            for _ in self.context.pace.process(batch, partial(self._receive, edge)):
+            for end in self.context.pace.process(batch, partial(self._receive, edge)):
                 if self._task.is_cut:
                     raise CheckpointError("the task is cancelled")
+                if end < len(batch):
+                    yield
 
     def _receive(self, edge: JobEdge, batch: StreamBatch) -> None:
         self._task.count.add(len(batch))

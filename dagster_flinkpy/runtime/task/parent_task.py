@@ -11,7 +11,7 @@ import pyarrow as pa
 from dagster_flinkpy.runtime.shuffle.wire import NO_EDGE, SEQ_BITS, Kind, RowOutput, encode_buffer
 from dagster_flinkpy.runtime.task.acknowledgement import Acknowledgement
 from dagster_flinkpy.runtime.task.breadcrumb import Breadcrumb, end_forked_process
-from dagster_flinkpy.runtime.task.task_times import TaskTimes
+from dagster_flinkpy.runtime.task.task_metrics import TaskTimes
 from dagster_flinkpy.spark.record_counts import TaskCount
 
 __all__ = ["ParentTask"]

@@ -24,7 +24,7 @@ from dagster_flinkpy.datastream.connectors.file_system import FileSource, FileSo
 from dagster_flinkpy.datastream.formats.csv import CsvReaderFormat
 from dagster_flinkpy.datastream.formats.json_lines import JsonLinesReaderFormat
 from dagster_flinkpy.errors import ConfigurationError, InputChangedError, SourceReadError
-from dagster_flinkpy.runtime.master.epochs.static_input import StaticInput
+from dagster_flinkpy.runtime.master.epochs.whole_input import StaticInput
 from dagster_flinkpy.storage import StorageLocation
 from dagster_flinkpy.storage.local import LocalObjectStore
 

@@ -113,9 +113,9 @@ def test_a_broadcast_is_encoded_once(monkeypatch: pytest.MonkeyPatch) -> None:
 
     encoded = []
     encode = module.encode_buffer
-    monkeypatch.setattr(module, "encode_buffer", lambda batch: encoded.append(batch) or encode(batch))
+    monkeypatch.setattr(module, "encode_buffer", lambda batch: encoded.append(len(batch)) or encode(batch))
     assert Shuffle(PartitionerKind.BROADCAST).send(1, 2) == {0: [1, 2], 1: [1, 2], 2: [1, 2]}
-    assert len(encoded) == 1
+    assert encoded.count(2) == len(list(filter(None, encoded))) == 1
 
 
 # --- buffers ----------------------------------------------------------------------------------------------------------
@@ -141,6 +141,30 @@ def test_large_records_are_sent_as_many_as_are_processed_at_once() -> None:
     shuffle = Shuffle(PartitionerKind.GLOBAL)
     shuffle.writer.emit(batch_of([b"x" * 150] * 4 * BUFFER_ROWS))
     assert [len(decode_buffer(row.payload, PICKLED)) for row in shuffle.rows()] == [BUFFER_ROWS] * 4
+
+
+@pytest.mark.parametrize(("size", "most"), [(1_000, 1_500), (400, 1_500), (1, 1_000)])
+def test_buffers_for_a_slow_receiver_are_not_larger_than_it_wants(
+    size: int, most: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What a buffer has without records counts, too: in one of 400 bytes there is room for one of them."""
+    monkeypatch.setattr(TaskOutput, "buffer_size", lambda *_: size)
+    shuffle = Shuffle(PartitionerKind.GLOBAL)
+    shuffle.writer.emit(batch_of(list(range(60))))
+    payloads = [row.payload for row in shuffle.rows()]
+    assert max(len(payload) for payload in payloads) < most
+    assert [value for payload in payloads for value in decode_buffer(payload, PICKLED).values] == list(range(60))
+    if size <= 400:
+        assert len(payloads) == 60
+
+
+def test_a_large_batch_for_a_slow_receiver_is_not_cut_into_thousands_of_buffers(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(TaskOutput, "buffer_size", lambda *_: 1)
+    shuffle = Shuffle(PartitionerKind.GLOBAL)
+    shuffle.writer.emit(batch_of(list(range(10_000))))
+    assert len(shuffle.rows()) <= 65
 
 
 def test_a_record_larger_than_a_buffer_passes() -> None:

@@ -27,7 +27,7 @@ from dagster_flinkpy.runtime.shipping import dump_job, load_job
 from dagster_flinkpy.runtime.shuffle.wire import WireRow
 from dagster_flinkpy.runtime.slot.deployment import _TIMER_SECONDS, SlotDeployment
 from dagster_flinkpy.runtime.slot.pipelined_task import PipelinedTask
-from dagster_flinkpy.runtime.task.task_times import TaskTimes
+from dagster_flinkpy.runtime.task.task_metrics import TaskTimes
 from tests.examples import examples
 from tests.runtime.harness import collect_graph, collected, make_job
 from tests.runtime.programs import COUNTED, EVENT, CountPerKey, environment, events

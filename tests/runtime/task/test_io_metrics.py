@@ -18,7 +18,7 @@ from dagster_flinkpy.checkpoint.reports.completed_epoch import CompletedEpoch
 from dagster_flinkpy.checkpoint.reports.job_metrics import TIMES, OperatorMetrics, job_metrics
 from dagster_flinkpy.datastream import DataStream, OutputTag, ProcessFunction
 from dagster_flinkpy.datastream.program.job_graph import JobGraph, PartitionerKind
-from dagster_flinkpy.runtime.task.task_times import TaskTimes
+from dagster_flinkpy.runtime.task.task_metrics import TaskTimes
 from tests.examples import examples
 from tests.runtime.harness import HarnessAttempt, ManualClock, collect_graph, random_order
 from tests.runtime.programs import COUNTED, EVENT, CountPerKey, FolderSink, environment, event_time, events

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dagster_flinkpy.runtime.task.task_times import TaskTimes
+from dagster_flinkpy.runtime.task.task_metrics import TaskTimes
 
 
 def times_of(busy_us: int, idle_us: int, back_pressured_us: int) -> dict[str, int]:

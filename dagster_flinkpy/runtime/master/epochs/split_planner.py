@@ -26,8 +26,7 @@ from dagster_flinkpy.errors import CorruptMetadataError, FlinkPyError, InputAfte
 from dagster_flinkpy.runtime.blocking.blocking_edge import BlockingEdgeEnumerator, EdgeInputs
 from dagster_flinkpy.runtime.epoch import EpochInput
 from dagster_flinkpy.runtime.failure import raised_on_driver
-from dagster_flinkpy.runtime.master.epochs.partition_input import WholeInput
-from dagster_flinkpy.runtime.master.epochs.static_input import StaticInput
+from dagster_flinkpy.runtime.master.epochs.whole_input import StaticInput, WholeInput
 
 __all__ = ["SplitPlanner", "create_enumerator"]
 

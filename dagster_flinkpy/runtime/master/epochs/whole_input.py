@@ -1,10 +1,11 @@
-"""The input of a static source: all of it at once, in the first epoch of a run if it has changed."""
+"""Sources that are read as a whole: static ones, in the first epoch of a run if they have changed, and partitions."""
 
 from __future__ import annotations
 
 import hashlib
 import json
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 from dagster_flinkpy.datastream.connectors.base import (
     Json,
@@ -14,9 +15,8 @@ from dagster_flinkpy.datastream.connectors.base import (
     SplitEnumeratorContext,
     position_field,
 )
-from dagster_flinkpy.runtime.master.epochs.partition_input import WholeInput
 
-__all__ = ["StaticInput"]
+__all__ = ["StaticInput", "WholeInput"]
 
 
 class StaticInput(SplitEnumerator):
@@ -92,3 +92,44 @@ def _checksum(token: str, shares: Sequence[Sequence[SourceSplit]]) -> str:
     """Returns a checksum of what splits name, however they are assigned."""
     splits = sorted(json.dumps(split.to_json(), sort_keys=True) for share in shares for split in share)
     return hashlib.sha256("\n".join([token, *splits]).encode()).hexdigest()
+
+
+class WholeInput(SplitEnumerator):
+    """Plans all of a bounded source as one epoch, and never reports the end of input.
+
+    Another partition may follow, so windows that reach into it stay open. The enumerator has no state, because each
+    partition is read from its beginning.
+    """
+
+    def __init__(self, inner: SplitEnumerator) -> None:
+        self._inner = inner
+
+    def start(self, context: SplitEnumeratorContext) -> None:
+        self._inner.start(context)
+
+    def notify_checkpoint_complete(self, checkpoint_id: int) -> None:
+        self._inner.notify_checkpoint_complete(checkpoint_id)
+
+    def plan_epoch(self, parallelism: int) -> list[list[SourceSplit]]:
+        shares: list[list[SourceSplit]] = [[] for _ in range(parallelism)]
+        while True:
+            planned = self._inner.plan_epoch(parallelism)
+            for share, splits in zip(shares, planned, strict=True):
+                share += splits
+            given = [split for splits in planned for split in splits]
+            if self._inner.exhausted or not given:
+                return shares
+            self._inner.on_epoch_read([replace(split, finished=True) for split in given])
+
+    def on_epoch_read(self, splits: Sequence[SourceSplit]) -> None:
+        pass
+
+    @property
+    def exhausted(self) -> bool:
+        return False
+
+    def snapshot_state(self) -> Json:
+        return {}
+
+    def on_snapshot(self, checkpoint_id: int) -> None:
+        self._inner.on_snapshot(checkpoint_id)
