@@ -275,8 +275,10 @@ class JobState:
             # A checkpoint that waits for its commit does not wait for this, and a savepoint may still copy an old one.
             self._tell(job_messages.Subsume(tuple(self._subsumed)))
             self._subsumed.clear()
-        if self._abort_due and not self.takes_over and not any(region.at_work for region in self.regions):
-            # What is open may be of an epoch that is running, or of a checkpoint that is being completed.
+        since = 0 if self.failure is None else self.failure.since
+        if self._abort_due and not (self.takes_over or any(r.at_work or r.has_before(since) for r in self.regions)):
+            # What is open may be of an epoch that is running, or of a checkpoint that is being completed. The store may
+            # be slow, so no epoch may begin meanwhile.
             self._abort_due = False
             if not self._outcome_unknown:
                 self._tell(job_messages.AbortLingering())

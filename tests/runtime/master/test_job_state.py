@@ -442,3 +442,27 @@ def test_who_asks_in_the_same_moment_as_somebody_cancels_the_job_is_told(tmp_pat
     job.does(RequestsTaken(0, ((cancel, None), (savepoint, None))))
     assert isinstance(job.state.error, JobCancelledError)
     assert [*job.state.requests.open.values()] == [cancel, savepoint], "both are answered when the attempt ends"
+
+
+def test_transactions_are_not_aborted_while_a_region_waits_to_run_again_for_an_older_checkpoint(tmp_path: Path) -> None:
+    """The store may be slow, so it would abort what the region has prepared when it runs again."""
+    job = Job(tmp_path, timeout=timedelta(milliseconds=DELAY_MS / 2))
+    job.does(EpochsAsked(0, EpochRequest(limit=2)))
+    job.step(CheckpointIdAssigned(0, 1))
+    job.planned()
+    job.ran()
+    (plan,) = (each for each in job.told if isinstance(each, PlanEpoch))
+    job.does(EpochPlanned(0, plan.region, EpochInput(1, {}, frozenset())))
+    job.failed(1, 1, PythonWorkerLostError("killed", operator="counts", subtask=0))
+    job.step(CheckpointIdAssigned(0, 2))
+    job.planned()
+    job.ran()
+    job.now = DELAY_MS // 2
+    assert job.does(TimePassed(job.now))[:2] == ["Say", "NotifyAborted"], "checkpoint 2 has expired"
+    assert "AbortLingering" not in [type(each).__name__ for each in job.told]
+    job.now = DELAY_MS
+    assert job.does(TimePassed(job.now)) == ["BeginEpoch", "RunEpoch"]
+    job.ran()
+    job.step(MetadataWritten(0, 1))
+    job.step(HeadReplaced(0, 1))
+    assert "AbortLingering" in job.step(CommitFinished(0, 1))
