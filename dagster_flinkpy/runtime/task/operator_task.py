@@ -77,6 +77,9 @@ class OperatorTask:
     taken.
     """
 
+    parts: Iterator[None] | None = None
+    """Processes the rest of a batch, part by part. It comes before everything else."""
+
     def __init__(self, task: ParentTask, vertex: JobVertex, job: EpochJob, subtask: int, execution: str) -> None:
         self._task = task
         self.vertex = vertex
@@ -114,8 +117,6 @@ class OperatorTask:
         self._held: list[tuple[JobEdge, pa.RecordBatch]] = []
         """Buffers of one edge that are processed with the next ones."""
         self._held_bytes = self._held_rows = 0
-        self.parts: Iterator[None] | None = None
-        """Processes the rest of a batch, part by part. It comes before everything else."""
         self._consumed: dict[int, dict[str, str]] = {}
         """Digests of the consumed output, by checkpoint and ``uid/subtask`` of the upstream subtask."""
         self._taken: dict[int, tuple[Acknowledgement, ChannelStateWriter]] = {}
