@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from dagster_flinkpy.common.typeinfo import Types
+from dagster_flinkpy.common.typeinfo import TypeInformation, Types
 from dagster_flinkpy.common.watermark_strategy import WatermarkStrategy
 from dagster_flinkpy.datastream import (
     AggregateFunction,
@@ -22,7 +22,8 @@ from dagster_flinkpy.datastream.connectors.collection import CollectionSource
 from dagster_flinkpy.datastream.program.execution import ExecutionSettings, get_executor
 from dagster_flinkpy.datastream.program.job_graph import JobGraph, PartitionerKind
 from dagster_flinkpy.datastream.window import TumblingEventTimeWindows
-from dagster_flinkpy.errors import ConfigurationError, JobGraphError
+from dagster_flinkpy.errors import ConfigurationError, JobGraphError, UnsupportedKeyTypeError
+from dagster_flinkpy.state.keys import hash_keys
 
 PAIR = Types.ROW_NAMED(["key", "value"], [Types.STRING(), Types.LONG()])
 
@@ -105,6 +106,39 @@ def test_bad_arguments_are_refused_when_the_program_is_written(stream: DataStrea
     with pytest.raises(ConfigurationError) as refused:
         call(stream)
     assert str(refused.value)
+
+
+KEY_TYPES = [
+    *(
+        getattr(Types, name)()
+        for name in ("STRING", "CHAR", "BOOLEAN", "BYTE", "SHORT", "INT", "LONG", "FLOAT", "DOUBLE")
+    ),
+    *(getattr(Types, name)() for name in ("BIG_DEC", "BIG_INT", "SQL_DATE", "SQL_TIME", "SQL_TIMESTAMP", "INSTANT")),
+    *(Types.DECIMAL(5, 2), Types.PICKLED_BYTE_ARRAY(), Types.PRIMITIVE_ARRAY(Types.BYTE()), Types.LIST(Types.LONG())),
+    *(Types.MAP(Types.STRING(), Types.LONG()), Types.TUPLE([Types.LONG(), Types.ROW([Types.STRING()])])),
+    Types.ROW([Types.LONG(), Types.TUPLE([Types.INSTANT()])]),
+]
+
+
+@pytest.mark.parametrize("kind", KEY_TYPES, ids=str)
+def test_a_type_whose_values_cannot_be_hashed_is_refused_as_that_of_a_key(
+    kind: TypeInformation, env: StreamExecutionEnvironment
+) -> None:
+    rows = env.from_collection([], Types.ROW_NAMED(["key"], [kind]))
+    declare: list[Callable[[], Any]] = [
+        lambda: rows.key_by("key"),
+        lambda: rows.key_by(("key",)),
+        lambda: rows.key_by(lambda row: row.key, kind),
+    ]
+    try:
+        hash_keys(kind, kind.to_arrow([]))
+    except UnsupportedKeyTypeError:
+        for key_by in declare:
+            with pytest.raises(UnsupportedKeyTypeError, match=r"key_by\(\): values of Types\..* are no keys"):
+                key_by()
+    else:
+        for key_by in declare:
+            key_by()
 
 
 def test_an_unknown_key_field_is_named_with_those_there_are(stream: DataStream) -> None:

@@ -17,7 +17,13 @@ from dagster_flinkpy.common.arguments import check_argument
 from dagster_flinkpy.common.execution_config import ExecutionConfig
 from dagster_flinkpy.common.job_client import JobClient
 from dagster_flinkpy.common.no_effect import no_effect
-from dagster_flinkpy.common.typeinfo import PickledBytesTypeInfo, RowTypeInfo, TupleTypeInfo, TypeInformation
+from dagster_flinkpy.common.typeinfo import (
+    BasicTypeInfo,
+    PickledBytesTypeInfo,
+    RowTypeInfo,
+    TupleTypeInfo,
+    TypeInformation,
+)
 from dagster_flinkpy.datastream.aggregations import key_fields
 from dagster_flinkpy.datastream.checkpoint_config import CheckpointConfig
 from dagster_flinkpy.datastream.checkpointing.state_recovery import NonRestoredState
@@ -48,10 +54,19 @@ from dagster_flinkpy.datastream.program.job_graph import (
 from dagster_flinkpy.datastream.program.python_dependencies import PythonDependencies
 from dagster_flinkpy.datastream.program.transformation import Input, Transformation
 from dagster_flinkpy.datastream.slot_sharing_group import SlotSharingGroup
-from dagster_flinkpy.errors import ConfigurationError, JobGraphError, MissingUidWarning, ParallelismError
+from dagster_flinkpy.errors import (
+    ConfigurationError,
+    JobGraphError,
+    MissingUidWarning,
+    ParallelismError,
+    UnsupportedKeyTypeError,
+)
 from dagster_flinkpy.key_groups import compute_default_max_parallelism
 
 __all__ = ["FORWARD", "ExecutionEnvironment", "StreamProgram", "Upstream"]
+
+_NO_KEYS = ("BIG_INT", "BYTES", "INSTANT")
+"""Basic types that `key_hashes` does not hash."""
 
 S = TypeVar("S")
 
@@ -354,6 +369,7 @@ class Upstream(Generic[S]):
         Raises:
             JobGraphError: The key is a field that the records do not have.
             ConfigurationError: The selector is not a field, function or `KeySelector`, or the key type is not a type.
+            UnsupportedKeyTypeError: Values of the type of the key are no keys.
         """
         wanted = "a function of the record, a KeySelector, or the name or names of its key fields"
         if isinstance(key_selector, (str, tuple)):
@@ -364,6 +380,8 @@ class Upstream(Generic[S]):
             as_callable(key_selector, KeySelector, "get_key")
         if key_type is not None and not isinstance(key_type, TypeInformation):
             raise ConfigurationError(f"key_by() needs a key type from Types.*, not {key_type!r}")
+        if key_type is not None:
+            _check_key(key_type)
         hashed = self.partitioned(StreamPartitioner(PartitionerKind.HASH, key_selector, key_type))
         return replace(hashed, keyed=True)
 
@@ -383,6 +401,7 @@ class Upstream(Generic[S]):
                 f"key_by({names!r}): the types of the fields are {kinds}, not {key_type}; leave out key_type, or give "
                 "a function that converts them"
             )
+        _check_key(TupleTypeInfo(kinds))
 
     def key_fields(self, what: str) -> tuple[list[str], list[TypeInformation], bool]:
         """Returns the names and types of the key's fields in a result of a keyed stream, and whether it is a tuple.
@@ -463,3 +482,14 @@ def _collect(upstream: Upstream[Any], uid: str | None) -> Transformation:
     # One subtask, as in Flink, so that the records of one subtask upstream stay in order.
     collect = Given[OperatorSpec](CollectSpec())
     return Transformation("Collect", collect, [upstream.inputs], upstream.type_info, uid=uid, parallelism=1)
+
+
+def _check_key(kind: TypeInformation) -> None:
+    if isinstance(kind, (RowTypeInfo, TupleTypeInfo)):
+        for field in kind.field_types:
+            _check_key(field)
+    elif not isinstance(kind, BasicTypeInfo) or kind.name in _NO_KEYS:
+        raise UnsupportedKeyTypeError(
+            f"key_by(): values of {kind} are no keys; give a function that converts them to text, a boolean, a number "
+            "of at most 64 bits, a decimal, or a date or time without a zone, or to a tuple or Row of these"
+        )
