@@ -149,8 +149,8 @@ class DeltaPartitionCommitter(DeltaCommitter, PartitionReplacement[DeltaTable]):
     ) -> None:
         now, filled = current_millis(), self._sink.filled
         assert filled is not None
-        for partition in partitions:
-            self._check_own(partition, self._paths_of(table, partition))
+        for partition, paths in self._paths_of(table, partitions).items():
+            self._check_own(partition, paths)
         transactions = {self._app_of(each): checkpoint_id for each in (None, *partitions)}
         transactions |= {f"{self._app_of(each)}{_TIME}": now for each in partitions}
         transactions |= self._grown(table, len(files), checkpoint_id)
@@ -173,18 +173,22 @@ class DeltaPartitionCommitter(DeltaCommitter, PartitionReplacement[DeltaTable]):
         return latest if latest == checkpoint_id or committed_ms is None or committed_ms >= since_ms else None
 
     def _empty(self, table: DeltaTable, partition: str | None, checkpoint_id: int) -> int:
-        there = len(self._paths_of(table, partition))
+        there = len(self._paths_of(table, [partition])[partition])
         if there:
             self._replace(table, [], checkpoint_id, [partition], {})
         return there
 
-    def _paths_of(self, table: DeltaTable, partition: str | None) -> list[str]:
-        """Returns the files that are replaced with a partition."""
+    def _paths_of(self, table: DeltaTable, partitions: Collection[str | None]) -> dict[str | None, list[str]]:
+        """Returns the files that are replaced with each of some partitions."""
         assert self._sink.filled is not None
-        replaced = self._sink.filled.replaced(partition).items()
-        files = pa.table(table.get_add_actions(flatten=True)).to_pylist()
-        these = [each for each in files if all(each[f"partition.{name}"] == value for name, value in replaced)]
-        return [unquote(each["path"]) for each in these]
+        wanted: dict[Any, str | None] = {tuple(self._sink.filled.replaced(each).items()): each for each in partitions}
+        names = [name for name, _ in next(iter(wanted), ())]
+        found: dict[str | None, list[str]] = {each: [] for each in partitions}
+        for file in pa.table(table.get_add_actions(flatten=True)).to_pylist():
+            values = tuple((name, file[f"partition.{name}"]) for name in names)
+            if values in wanted:
+                found[wanted[values]].append(unquote(file["path"]))
+        return found
 
 
 class DeltaUpsertCommitter(DeltaCommitter):

@@ -13,7 +13,7 @@ from typing import Any, ClassVar
 import pyarrow as pa
 import pyarrow.parquet as pq
 from pyiceberg.exceptions import BadRequestError, CommitFailedException, ForbiddenError, NoSuchTableError, RESTError
-from pyiceberg.expressions import AlwaysTrue, And, BooleanExpression, EqualTo, GreaterThanOrEqual, LessThanOrEqual
+from pyiceberg.expressions import AlwaysTrue, And, BooleanExpression, GreaterThanOrEqual, In, LessThanOrEqual
 from pyiceberg.expressions.literals import literal
 from pyiceberg.io.pyarrow import (
     ArrowScan,
@@ -188,19 +188,22 @@ class IcebergPartitionCommitter(IcebergCommitter, PartitionReplacement[Table]):
 
     def _files_of(self, table: Table, partitions: Sequence[str | None]) -> list[DataFile]:
         assert self._sink.filled is not None
-        found: dict[str, DataFile] = {}
-        for partition in partitions:
-            replaced = self._sink.filled.replaced(partition)
-            these = reduce(And, [EqualTo(name, value) for name, value in replaced.items()])
-            for task in _tasks(table, self._head(table), these):
-                if not _within(table, task.file, replaced):
-                    raise SinkCommitError(
-                        f"cannot replace {replaced} in {self._what}: {task.file.file_path} was written when the table "
-                        "was partitioned otherwise, and may have other rows. Rewrite the table."
-                    )
-                self._check_own(partition, [task.file.file_path])
-                found[task.file.file_path] = task.file
-        return list(found.values())
+        wanted: dict[Any, str | None] = {tuple(self._sink.filled.replaced(each).items()): each for each in partitions}
+        names = [name for name, _ in next(iter(wanted), ())]
+        # One scan for all: each of them reads all manifests.
+        these = [In(name, [dict(values)[name] for values in wanted]) for name in names]
+        found: list[DataFile] = []
+        for task in _tasks(table, self._head(table), reduce(And, these, AlwaysTrue())) if wanted else ():
+            values = _identities(table, task.file)
+            replaced = tuple((name, values.get(name)) for name in names)
+            if replaced not in wanted:
+                raise SinkCommitError(
+                    f"cannot replace rows by {names} in {self._what}: {task.file.file_path} was written when the table "
+                    "was partitioned otherwise, and may have other rows. Rewrite the table."
+                )
+            self._check_own(wanted[replaced], [task.file.file_path])
+            found.append(task.file)
+        return found
 
     def _replaced_by(self, table: Table, partition: str | None, checkpoint_id: int, since_ms: int) -> int | None:
         return self._table.replaced_by(table, partition, checkpoint_id, since_ms)
@@ -307,12 +310,11 @@ def _tasks(table: Table, head: Snapshot | None, row_filter: BooleanExpression) -
         ) from error
 
 
-def _within(table: Table, file: DataFile, values: dict[str, str]) -> bool:
-    """Returns whether all rows of a file have these values."""
+def _identities(table: Table, file: DataFile) -> dict[str | None, Any]:
+    """Returns the values that all rows of a file have, by column."""
     names = {field.field_id: field.name for field in table.schema().fields}
-    found = {
+    return {
         names.get(field.source_id): file.partition[position]
         for position, field in enumerate(table.specs()[file.spec_id].fields)
         if isinstance(field.transform, IdentityTransform)
     }
-    return all(found.get(name) == value for name, value in values.items())

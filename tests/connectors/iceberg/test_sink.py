@@ -30,6 +30,7 @@ from dagster_flinkpy.connectors import IcebergSink
 from dagster_flinkpy.connectors.commit.staged_files import StagedFileCommitter
 from dagster_flinkpy.connectors.commit.staged_rows import StagedRowsWriter
 from dagster_flinkpy.connectors.iceberg import commit_log
+from dagster_flinkpy.connectors.iceberg import committer as iceberg_committer
 from dagster_flinkpy.connectors.iceberg.commit_log import CommitLog
 from dagster_flinkpy.connectors.iceberg.committer import IcebergCommitter, IcebergUpsertCommitter
 from dagster_flinkpy.connectors.iceberg.table import open_catalog
@@ -286,6 +287,26 @@ def test_a_partition_that_runs_again_replaces_its_rows(sink: IcebergSink) -> Non
     assert opened(sink).scan().to_arrow().column("day").to_pylist() == ["2026-02"] * 2
     with pytest.raises(ConfigurationError, match="the job has no time partitions"):
         stage(sink, 1)
+
+
+def test_partitions_that_run_again_together_are_looked_up_in_one_scan(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each scan reads all manifests: one for each of a thousand partitions took minutes."""
+    sink = sink_in(tmp_path, partition_column="day", partition_by=["s"])
+    days = [f"2026-01-{day:02}" for day in range(1, 10)]
+
+    def some(checkpoint: int, days: list[str]) -> list[CommitRequest]:
+        changes = {"checkpoint_id": checkpoint}
+        return [stage(sink, checkpoint, partition=day, subtask=i, **changes) for i, day in enumerate(days)]
+
+    commit(sink, *some(1, days))
+    scans, tasks = [], iceberg_committer._tasks
+    monkeypatch.setattr(iceberg_committer, "_tasks", lambda *scan: scans.append(scan) or tasks(*scan))
+    commit(sink, *some(2, days[1:4]))
+    assert rows(sink) == [1] * 6 + [2] * 3
+    assert opened(sink).scan("n = 2").to_arrow().column("day").to_pylist() == days[1:4]
+    assert len(scans) == 1
 
 
 class SideBySide(ThreadPoolExecutor):
