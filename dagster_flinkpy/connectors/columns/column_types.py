@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from dagster_flinkpy.common.composite_type_info import parts_of
 from dagster_flinkpy.common.decimals import check_has_scale
@@ -129,6 +130,11 @@ class FilledColumns:
     def replaced(self, partition: str | None) -> dict[str, str]:
         """Returns what rows have in the columns that are replaced. None: all rows of the owner."""
         return {name: value for name, value in self.values(partition).items() if value is not None}
+
+    def replaced_by_any(self, partitions: Iterable[str | None]) -> tuple[list[str], dict[Any, str | None]]:
+        """Returns the names of the columns that are replaced, and the partitions by names and values of these."""
+        found: dict[Any, str | None] = {tuple(self.replaced(each).items()): each for each in partitions}
+        return [name for name, _ in next(iter(found), ())], found
 
     def check(self, where: str, columns: Iterable[str], partition: str | None) -> None:
         """Checks that records do not have the columns, and that there is a partition to fill in."""

@@ -181,8 +181,7 @@ class DeltaPartitionCommitter(DeltaCommitter, PartitionReplacement[DeltaTable]):
     def _paths_of(self, table: DeltaTable, partitions: Collection[str | None]) -> dict[str | None, list[str]]:
         """Returns the files that are replaced with each of some partitions."""
         assert self._sink.filled is not None
-        wanted: dict[Any, str | None] = {tuple(self._sink.filled.replaced(each).items()): each for each in partitions}
-        names = [name for name, _ in next(iter(wanted), ())]
+        names, wanted = self._sink.filled.replaced_by_any(partitions)
         found: dict[str | None, list[str]] = {each: [] for each in partitions}
         for file in pa.table(table.get_add_actions(flatten=True)).to_pylist():
             values = tuple((name, file[f"partition.{name}"]) for name in names)

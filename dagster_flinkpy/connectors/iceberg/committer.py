@@ -188,8 +188,7 @@ class IcebergPartitionCommitter(IcebergCommitter, PartitionReplacement[Table]):
 
     def _files_of(self, table: Table, partitions: Sequence[str | None]) -> list[DataFile]:
         assert self._sink.filled is not None
-        wanted: dict[Any, str | None] = {tuple(self._sink.filled.replaced(each).items()): each for each in partitions}
-        names = [name for name, _ in next(iter(wanted), ())]
+        names, wanted = self._sink.filled.replaced_by_any(partitions)
         # One scan for all: each of them reads all manifests.
         these = [In(name, [dict(values)[name] for values in wanted]) for name in names]
         found: list[DataFile] = []
