@@ -13,8 +13,9 @@ from typing import Any, ClassVar
 import pyarrow as pa
 import pyarrow.parquet as pq
 from pyiceberg.exceptions import BadRequestError, CommitFailedException, ForbiddenError, NoSuchTableError, RESTError
-from pyiceberg.expressions import AlwaysTrue, And, BooleanExpression, GreaterThanOrEqual, In, LessThanOrEqual
+from pyiceberg.expressions import AlwaysTrue, And, BooleanExpression, GreaterThanOrEqual, In, LessThanOrEqual, Or
 from pyiceberg.expressions.literals import literal
+from pyiceberg.expressions.visitors import IN_PREDICATE_LIMIT
 from pyiceberg.io.pyarrow import (
     ArrowScan,
     _dataframe_to_data_files,
@@ -190,7 +191,7 @@ class IcebergPartitionCommitter(IcebergCommitter, PartitionReplacement[Table]):
         assert self._sink.filled is not None
         names, wanted = self._sink.filled.replaced_by_any(partitions)
         # One scan for all: each of them reads all manifests.
-        these = [In(name, [dict(values)[name] for values in wanted]) for name in names]
+        these = [_any_of(name, [dict(values)[name] for values in wanted]) for name in names]
         found: list[DataFile] = []
         for task in _tasks(table, self._head(table), reduce(And, these, AlwaysTrue())) if wanted else ():
             values = _identities(table, task.file)
@@ -307,6 +308,11 @@ def _tasks(table: Table, head: Snapshot | None, row_filter: BooleanExpression) -
             f"the rows to replace in Iceberg table {'.'.join(table.name())!r} cannot be found: {error}. Rewrite the "
             "data files of the table, or write to another one"
         ) from error
+
+
+def _any_of(name: str, values: Sequence[str]) -> BooleanExpression:
+    parts = (values[start : start + IN_PREDICATE_LIMIT] for start in range(0, len(values), IN_PREDICATE_LIMIT))
+    return reduce(Or, [In(name, part) for part in parts])  # with more, files of other values would match
 
 
 def _identities(table: Table, file: DataFile) -> dict[str | None, Any]:

@@ -32,7 +32,11 @@ from dagster_flinkpy.connectors.commit.staged_rows import StagedRowsWriter
 from dagster_flinkpy.connectors.iceberg import commit_log
 from dagster_flinkpy.connectors.iceberg import committer as iceberg_committer
 from dagster_flinkpy.connectors.iceberg.commit_log import CommitLog
-from dagster_flinkpy.connectors.iceberg.committer import IcebergCommitter, IcebergUpsertCommitter
+from dagster_flinkpy.connectors.iceberg.committer import (
+    IcebergCommitter,
+    IcebergPartitionCommitter,
+    IcebergUpsertCommitter,
+)
 from dagster_flinkpy.connectors.iceberg.table import open_catalog
 from dagster_flinkpy.connectors.lake.writer import LakeWriter
 from dagster_flinkpy.datastream.connectors.base import CommitRequest, Committer, CommitterInitContext, WriterInitContext
@@ -307,6 +311,24 @@ def test_partitions_that_run_again_together_are_looked_up_in_one_scan(
     assert rows(sink) == [1] * 6 + [2] * 3
     assert opened(sink).scan("n = 2").to_arrow().column("day").to_pylist() == days[1:4]
     assert len(scans) == 1
+
+
+def test_many_partitions_are_replaced_beside_files_of_another_one_that_were_written_before_the_table_was_partitioned(
+    tmp_path: Path,
+) -> None:
+    """PyIceberg lets each file match that is not partitioned by the column if more than 200 values are looked for."""
+    sink = sink_in(tmp_path, partition_column="day")
+    committer(sink).abort_lingering([])
+    with opened(sink).update_spec() as spec:
+        spec.remove_field("day")
+    opened(sink).append(pa.table({"n": [7], "s": ["x"], "day": ["2019"]}))
+    with opened(sink).update_spec() as spec:
+        spec.add_identity("day")
+    made = committer(sink)
+    assert isinstance(made, IcebergPartitionCommitter)
+    assert made._files_of(opened(sink), [str(day) for day in range(2020, 2520)]) == []
+    with pytest.raises(SinkCommitError, match="partitioned otherwise"):
+        made._files_of(opened(sink), [str(day) for day in range(1820, 2320)])
 
 
 class SideBySide(ThreadPoolExecutor):
