@@ -19,10 +19,19 @@ from typing import Any
 
 import psutil
 import pytest
-from dagster import DagsterEvent, DagsterEventType, DagsterInstance, DagsterRun, DagsterRunStatus, Definitions
+from dagster import (
+    DagsterEvent,
+    DagsterEventType,
+    DagsterInstance,
+    DagsterRun,
+    DagsterRunStatus,
+    Definitions,
+    RetryRequested,
+)
 from dagster import in_process_executor as in_process
 from dagster._core.definitions.job_base import InMemoryJob
 from dagster._core.execution.api import execute_run
+from dagster._core.execution.plan.objects import StepFailureData, StepSuccessData
 from dagster._core.storage.tags import (
     ASSET_PARTITION_RANGE_END_TAG,
     ASSET_PARTITION_RANGE_START_TAG,
@@ -36,7 +45,7 @@ from dagster_flinkpy.errors import RestoreError
 from dagster_flinkpy.orchestration import CheckpointStorageResource, SparkResource
 from dagster_flinkpy.orchestration.flink_job import JOB_TAG, FlinkJob, flink_job
 from dagster_flinkpy.orchestration.runs import backfill_runs, exclusive_run
-from dagster_flinkpy.orchestration.runs.backfill_runs import continues_backfill
+from dagster_flinkpy.orchestration.runs.backfill_runs import continues_backfill, let_run_before_go_first
 from dagster_flinkpy.orchestration.runs.exclusive_run import await_exclusive_run
 from dagster_flinkpy.orchestration.runs.partition_start import time_partitions
 from dagster_flinkpy.runtime.master import job as job_loop
@@ -319,8 +328,9 @@ class Turns:
     def backfill_run(self, key: str, **options: Any) -> DagsterRun:
         return self.run(**{BACKFILL_ID_TAG: "one", PARTITION_NAME_TAG: key, **options})
 
-    def event(self, run: DagsterRun, kind: DagsterEventType) -> None:
-        self.instance.report_dagster_event(DagsterEvent(kind.value, run.job_name, step_key="letters"), run.run_id)
+    def event(self, run: DagsterRun, kind: DagsterEventType, data: Any = None) -> None:
+        event = DagsterEvent(kind.value, run.job_name, step_key="letters", event_specific_data=data)
+        self.instance.report_dagster_event(event, run.run_id)
 
     def await_exclusive_run(self, run: DagsterRun) -> None:
         await_exclusive_run(self.instance, self.job, [], run, self.store, self.said.append, sleep=self.clock.sleep)
@@ -339,6 +349,14 @@ class Turns:
             log=self.said.append,
             sleep=self.clock.sleep,
         )
+
+    def lets_another_go_first(self, run: DagsterRun) -> bool:
+        first = time_partitions(WEEK, [run.tags[PARTITION_NAME_TAG]])[0]
+        try:
+            let_run_before_go_first(self.instance, run, self.job, [], WEEK, first, self.store, self.said.append)
+        except RetryRequested:
+            return True
+        return False
 
 
 @pytest.fixture
@@ -444,3 +462,20 @@ def test_so_is_one_that_never_begins_but_not_while_one_before_it_works(
     ):
         turns.goes_on(mine)
     assert clock.ahead > 150
+
+
+def test_a_run_whose_other_assets_go_on_is_not_waited_for(turns: Turns, clock: Clock) -> None:
+    before, mine = turns.backfill_run(KEYS[0]), turns.backfill_run(KEYS[1])
+    assert turns.lets_another_go_first(mine)
+    turns.event(before, DagsterEventType.STEP_SUCCESS, StepSuccessData(0.0))
+    assert not turns.lets_another_go_first(mine)
+    assert turns.goes_on(mine)
+    assert clock.slept == 0
+
+    turns.event(mine, DagsterEventType.STEP_SUCCESS, StepSuccessData(0.0))
+    failed = turns.backfill_run(KEYS[2])
+    turns.event(failed, DagsterEventType.STEP_FAILURE, StepFailureData(None, None))
+    last = turns.backfill_run(KEYS[3])
+    assert not turns.lets_another_go_first(last)
+    with pytest.raises(RestoreError, match=f"which run {failed.run_id} of this backfill has not completed"):
+        turns.goes_on(last)

@@ -10,7 +10,6 @@ from dagster import (
     AssetSpec,
     DagsterInstance,
     DagsterRun,
-    DagsterRunStatus,
     RetryRequested,
     RunRecord,
     RunsFilter,
@@ -26,6 +25,7 @@ from dagster_flinkpy.orchestration.dagster_internals import (
     PARTITION_NAME_TAG,
     ROOT_BACKFILL_ID_TAG,
     ROOT_RUN_ID_TAG,
+    StepEventStatus,
 )
 from dagster_flinkpy.orchestration.flink_job import FlinkJob
 from dagster_flinkpy.orchestration.run_tries import FIRST_TRY_TAG
@@ -36,6 +36,7 @@ from dagster_flinkpy.orchestration.runs.exclusive_run import (
     last_sign_of_life,
     leads,
     step_began,
+    step_ended,
     utc,
 )
 from dagster_flinkpy.orchestration.runs.partition_start import time_partitions
@@ -101,7 +102,8 @@ def continues_backfill(
         ends = time_partitions(partitions_def, [_range_of(other)[1] for other in ours])
         last = {other.run_id: end for other, end in zip(ours, ends, strict=True)}
         earlier = [other for other in ours if last[other.run_id].ordinal < first.ordinal]
-        open_runs = [other for other in earlier if not other.is_finished]
+        steps = {other.run_id: step_ended(instance, other.run_id, job.dagster_name) for other in earlier}
+        open_runs = [other for other in earlier if not other.is_finished and steps[other.run_id] is None]
         if not open_runs:
             break
         ahead = max(open_runs, key=lambda other: last[other.run_id].ordinal)
@@ -117,7 +119,7 @@ def continues_backfill(
             raise RetryRequested(max_retries=_NO_LIMIT, seconds_to_wait=POLL_SECONDS)
         sleep(POLL_SECONDS)
     before = [other for other in earlier if last[other.run_id].ordinal == first.ordinal - 1]
-    if any(other.status == DagsterRunStatus.SUCCESS for other in before):
+    if any(other.is_success or steps[other.run_id] == StepEventStatus.SUCCESS for other in before):
         return True
     if before and BACKFILL_ID_TAG not in run.tags and all(BACKFILL_ID_TAG in other.tags for other in before):
         return True  # what was missing may have been made by hand meanwhile
@@ -175,6 +177,8 @@ def let_run_before_go_first(
         start, end = (ordinals.get(key, -1) for key in _range_of(other))
         if not 0 <= start < first.ordinal <= end + 1:
             continue
+        if step_ended(instance, other.run_id, job.dagster_name):
+            continue  # other assets of that run go on
         begun = step_began(instance, other.run_id, job.dagster_name) is not None
         silent = time.time() - last_sign_of_life(instance, other)
         if leads(leader, other.run_id) or silent < (SILENT_SECONDS if begun else _QUEUED_SECONDS):

@@ -9,7 +9,7 @@ from datetime import datetime, timezone
 from dagster import AssetSpec, DagsterInstance, DagsterRun, DagsterRunStatus
 
 from dagster_flinkpy.common.clock import current_millis
-from dagster_flinkpy.orchestration.dagster_internals import BACKFILL_ID_TAG
+from dagster_flinkpy.orchestration.dagster_internals import BACKFILL_ID_TAG, StepEventStatus
 from dagster_flinkpy.orchestration.flink_job import FlinkJob
 from dagster_flinkpy.orchestration.runs.runs_of_job import runs_at_work
 from dagster_flinkpy.storage import lease
@@ -25,6 +25,7 @@ __all__ = [
     "leads",
     "never_launched",
     "step_began",
+    "step_ended",
     "utc",
 ]
 
@@ -172,6 +173,14 @@ def step_began(instance: DagsterInstance, run_id: str, step: str) -> float | Non
     for stats in instance.get_run_step_stats(run_id, [step]):
         if stats.step_key == step:
             return stats.partial_attempt_start
+    return None
+
+
+def step_ended(instance: DagsterInstance, run_id: str, step: str) -> StepEventStatus | None:
+    """Returns how a step has ended in a run, whose other steps may go on; None if it has not."""
+    for stats in instance.get_run_step_stats(run_id, [step]):
+        if stats.step_key == step and stats.status != StepEventStatus.IN_PROGRESS:
+            return stats.status
     return None
 
 
