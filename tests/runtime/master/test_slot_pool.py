@@ -209,6 +209,7 @@ class _Frozen(Silent):
         super().run()
         reader.cancel()
         client.close()
+        raise CheckpointError("Spark has cancelled the job of the slot")
 
 
 class _Away(_Frozen):
@@ -251,6 +252,7 @@ def test_a_slot_that_does_not_answer_is_lost(pools: Callable[..., Pool], monkeyp
     slots["a"].thread.join(30)
     assert not slots["a"].thread.is_alive()
     assert [name for name, _ in pool.heard.lost] == ["a"]
+    assert isinstance(pool.why_ended(slots["a"], 0), SlotLostError), "not that it was killed: regions restart then"
 
 
 def test_a_job_that_another_attempt_has_taken_over_replaces_no_slots(pools: Callable[..., Pool]) -> None:

@@ -90,6 +90,7 @@ class Slot:
         self.ended: BaseException | None = None
         """Why its process has ended."""
         self._process, self._on_ended = start(descriptor), on_ended
+        self._killed = False
         self._messages: SimpleQueue[bytes | None] = SimpleQueue()
         self.thread = threading.Thread(target=self._run, name=f"slot {self.name}", daemon=True)
 
@@ -103,7 +104,8 @@ class Slot:
         try:
             self._process.run()
         except BaseException as raised:
-            error = raised
+            if not self._killed:  # otherwise Spark says that its job was cancelled, which is not why the slot was lost
+                error = raised
         self._on_ended(self, error)
 
     def say(self, message: bytes) -> None:
@@ -122,6 +124,7 @@ class Slot:
     def kill(self) -> None:
         """Ends its process, also one that does not answer."""
         if self.ended is None:
+            self._killed = True
             self._process.end()
 
 
