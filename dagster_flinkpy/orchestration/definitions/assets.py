@@ -47,7 +47,7 @@ from dagster_flinkpy.orchestration.runs.partition_check import (
 )
 from dagster_flinkpy.orchestration.runs.partition_events import materialize_partitions
 from dagster_flinkpy.orchestration.runs.partitioned_run import run_partitions
-from dagster_flinkpy.orchestration.runs.termination import clean_termination
+from dagster_flinkpy.orchestration.runs.termination import ended_with_run
 from dagster_flinkpy.orchestration.runs.unpartitioned_run import run_epochs
 
 __all__ = ["build_flink_asset_specs", "flink_assets"]
@@ -359,11 +359,9 @@ def _job_assets(made: JobAssets, checks: FlinkAssetChecks | None, step: _Step) -
     ) -> Iterator[StepEvent]:
         if context.selected_asset_keys:  # else only checks are to run
             run = JobRun.begin(context, assets)
-            with clean_termination(context) as termination, told_to_open_lineage(run), flink_failures(context.log):
+            with ended_with_run(context), told_to_open_lineage(run), flink_failures(context.log):
                 fork_at_first_run(assets.job, storage.location(), config, owner=run.owner, log=context.log.info)
                 epochs = run_epochs(run, config, assets.job, storage, spark)
-            if termination.happened:
-                return
             yield from epochs.results()
         yield from job_checks(assets, checks).run(context, storage)
 
@@ -400,13 +398,11 @@ def _partitioned_assets(
         checked = [assets.specs[uid].key for uid in shown]
         if context.selected_asset_keys:
             run = JobRun.begin(context, assets)
-            with clean_termination(context) as termination, told_to_open_lineage(run), flink_failures(context.log):
+            with ended_with_run(context), told_to_open_lineage(run), flink_failures(context.log):
                 fork_at_first_run(job, storage.location(), config, owner=run.owner, log=context.log.info)
                 completed, token, stale = run_partitions(
                     run, config, job, storage, spark, partitions_def=partitions_def, pool=step.pool, checked=checked
                 )
-            if termination.happened:
-                return
             yield from materialize_partitions(run, completed, token)
             yield from partition_results(context, checked, stale)
         elif chosen := [

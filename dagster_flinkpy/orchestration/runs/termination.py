@@ -8,42 +8,31 @@ import signal
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from types import FrameType
 
-from dagster import AssetExecutionContext, DagsterEventType, DagsterRunStatus
+from dagster import AssetExecutionContext, DagsterEventType
 
 from dagster_flinkpy.errors import add_note
 
-__all__ = ["Termination", "clean_termination", "interrupts_passed_to"]
+__all__ = ["ended_with_run", "interrupts_passed_to"]
 
 _LOOK_SECONDS, _LOOKS = 60.0, 5
 """How often the step looks whether Dagster calls its run ended, and how often in a row before it ends, too."""
 _CLEAN = "The job has ended after its last checkpoint, from which the next run continues."
 
 
-@dataclass
-class Termination:
-    """Whether a run was terminated."""
-
-    happened: bool = False
-
-
 @contextmanager
-def clean_termination(context: AssetExecutionContext) -> Iterator[Termination]:
-    """Ends the step without an error if the job that runs inside is terminated and ends as it should.
+def ended_with_run(context: AssetExecutionContext) -> Iterator[None]:
+    """Ends the step that runs inside if its run ends without telling it.
 
-    The run is canceled all the same: whoever has started the process of the step knows that the run is to end. If the
-    step is in the process of the run, nobody else can tell Dagster, so then the interrupt is raised on. It is
-    raised on, too, if somebody else ends the process, such as Kubernetes that drains its node: the run would succeed.
-    It ends as well if the process of the run that has started that of the step dies, and if Dagster has called the run
-    ended without telling its process, as when somebody forces the termination of a run whose code server has died, or
-    has deleted the run.
+    That is so if the process of the run dies that has started that of the step, and if Dagster has called the run ended
+    without telling its process, as when somebody forces the termination of a run whose code server has died, or has
+    deleted the run. Nobody could end the step on a page any more, and the next run of the job would wait for it.
 
     Args:
         context: Context of the step.
     """
-    termination, run, ended = Termination(), multiprocessing.parent_process(), threading.Event()
+    run, ended = multiprocessing.parent_process(), threading.Event()
     own = _has_own_process(context)
     if run is not None and own:
         threading.Thread(target=_end_after, args=(run.join,), name="end of the run", daemon=True).start()
@@ -51,21 +40,13 @@ def clean_termination(context: AssetExecutionContext) -> Iterator[Termination]:
         pid = run.pid if run is not None and run.pid is not None and own else os.getpid()
         threading.Thread(target=_end_when_over, args=(context, pid, ended), name="end in Dagster", daemon=True).start()
     try:
-        yield termination
-    except BaseException as error:
-        if _CLEAN not in getattr(error, "__notes__", ()) or not (_is_to_end(context) and _has_own_process(context)):
-            raise
-        termination.happened = True
-        context.log.info(f"The run was terminated. {_CLEAN}")
+        yield
     finally:
         ended.set()
 
 
 def _end_after(wait: Callable[[], object]) -> None:
-    """Ends this process, as Dagster does, when another one has died.
-
-    Nobody could end it on a page any more, and the next run of the job would wait for it.
-    """
+    """Ends this process, as Dagster does, when another one has died."""
     wait()
     os.kill(os.getpid(), signal.SIGTERM)
 
@@ -80,11 +61,6 @@ def _end_when_over(context: AssetExecutionContext, pid: int, ended: threading.Ev
         if over >= _LOOKS:
             os.kill(pid, signal.SIGTERM)
             return
-
-
-def _is_to_end(context: AssetExecutionContext) -> bool:
-    run = context.instance.get_run_by_id(context.run.run_id)
-    return run is not None and run.status in (DagsterRunStatus.CANCELING, DagsterRunStatus.CANCELED)
 
 
 def _has_own_process(context: AssetExecutionContext) -> bool:
@@ -103,6 +79,9 @@ def interrupts_passed_to(terminate: Callable[[BaseException], object]) -> Iterat
     Dagster terminates a run with a signal, and its handler raises ``DagsterExecutionInterruptedError`` in the main
     thread. That could be in the middle of a decision about a checkpoint. A second interrupt is raised at once. Outside
     the main thread, where there are no signals, this context does nothing.
+
+    The step fails with the interrupt, as Dagster's own steps do: if it succeeded, Dagster would not execute it again
+    when the run is executed again from its failure, and a backfill would take its partitions for complete.
 
     Args:
         terminate: Takes what the handler in force would raise. It is called in a signal handler, so it must not wait.

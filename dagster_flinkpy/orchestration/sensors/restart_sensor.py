@@ -267,7 +267,7 @@ class JobHistory:
         # The run may have several jobs, each as a step.
         steps = {step.step_key: step.status for step in instance.get_run_step_stats(last.run_id)}
         mine = steps.get(target.dagster_name)
-        # A step that is terminated ends without an error, too.
+        # In earlier versions of the library, a step that was terminated succeeded.
         if mine == StepEventStatus.SUCCESS and not cut_short(instance, last, target.dagster_name):
             done = runs[0]._replace(dagster_run=last.with_status(DagsterRunStatus.SUCCESS))
             return JobHistory(target, [done, *runs[1:]])

@@ -28,6 +28,7 @@ from dagster import (
 )
 from dagster._core.definitions.data_version import DATA_VERSION_TAG, CachingStaleStatusResolver, StaleStatus
 from dagster._core.events import EngineEventData
+from dagster._core.execution.plan.state import KnownExecutionState
 from dagster._core.loader import LoadingContextForTest
 from sqlalchemy.exc import OperationalError
 
@@ -254,10 +255,7 @@ def test_a_run_that_is_terminated_keeps_its_checkpoints(words: Words, number: si
 
 
 @pytest.mark.system
-@pytest.mark.parametrize("asked", [True, False])
-def test_a_step_that_has_its_own_process_fails_only_if_nobody_has_told_dagster_to_end_it(
-    words: Words, asked: bool
-) -> None:
+def test_the_step_of_a_terminated_run_has_failed_so_that_dagster_executes_it_again(words: Words) -> None:
     ended = threading.Event()
 
     def terminate(checkpoint_id: int) -> None:
@@ -267,8 +265,7 @@ def test_a_step_that_has_its_own_process_fails_only_if_nobody_has_told_dagster_t
             kind, what = DagsterEventType.STEP_WORKER_STARTED.value, EngineEventData()
             started = DagsterEvent(kind, run.job_name, step_key="words", event_specific_data=what)
             words.instance.report_dagster_event(started, run.run_id)
-            if asked:
-                words.instance.report_run_canceling(run)
+            words.instance.report_run_canceling(run)
             os.kill(os.getpid(), signal.SIGTERM)
             assert ended.wait(LIMIT), "the run waits for Spark"
 
@@ -277,13 +274,14 @@ def test_a_step_that_has_its_own_process_fails_only_if_nobody_has_told_dagster_t
         result = words.run("abcdef", epochs=0)
     finally:
         ended.set()
-    assert [event.step_key for event in result.all_events if event.is_step_failure] == ([] if asked else ["words"])
+    (failure,) = [event for event in result.all_events if event.is_step_failure]
+    assert failure.step_failure_data.error is not None
+    assert "The job has ended after its last checkpoint" in failure.step_failure_data.error.message
     assert words.checkpoints("table") == [2]
     assert words.rows() == [2]
     (run,) = words.instance.get_runs()
-    said = [entry.user_message for entry in words.instance.all_logs(run.run_id)]
-    ended_well = "The run was terminated. The job has ended after its last checkpoint"
-    assert any(line.startswith(ended_well) for line in said) is asked
+    again, _ = KnownExecutionState.build_resume_retry_reexecution(words.instance, run)
+    assert again == ["words"]
 
 
 @pytest.mark.parametrize("deleted", [False, True])
