@@ -6,6 +6,7 @@ import io
 from collections.abc import Callable
 from typing import Any
 
+from dagster_flinkpy.errors import ObjectNotFoundError
 from dagster_flinkpy.storage import ObjectStore
 
 __all__ = ["RangedFile"]
@@ -18,7 +19,7 @@ class RangedFile(io.RawIOBase):
         store: Store of the object.
         key: Key of the object.
         size: Size of the object in bytes.
-        check: Is called when a range was fetched, before it is used.
+        check: Is called when a range was fetched, before it is used, and if the object is gone.
     """
 
     def __init__(self, store: ObjectStore, key: str, size: int, check: Callable[[], object] = lambda: None) -> None:
@@ -41,7 +42,13 @@ class RangedFile(io.RawIOBase):
         """Returns what the store does, without the two copies that the base class makes of it."""
         left = max(self._size - self._position, 0)
         count = left if size is None or size < 0 else min(size, left)
-        data = self._store.get_range(self._key, self._position, count) if count else b""
+        if not count and self._position:
+            return b""
+        try:
+            data = self._store.get_range(self._key, self._position, count) if count else b""
+        except ObjectNotFoundError:
+            self._check()  # may say more
+            raise
         self._check()
         self._position += len(data)
         return data

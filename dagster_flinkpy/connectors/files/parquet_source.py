@@ -232,7 +232,6 @@ class ParquetSource(RowSource, PartitionedSource):
         store, key, row_type, offset = self.location.open(), _file_of(split), self.produced_type, split.offset
         size, version = split.properties["size"], split.properties["version"]
         check = partial(check_unchanged, store, key, size, version)
-        check()
         with open_parquet(store, key, size, _footer(self.location, key, size, version), check) as file:
             self._check_columns(file.schema_arrow, row_type)
             groups = range(*split.properties.get("row_groups", (0, file.num_row_groups)))

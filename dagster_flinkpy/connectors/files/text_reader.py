@@ -30,7 +30,7 @@ from dagster_flinkpy.datastream.connectors.base import SourceSplit
 from dagster_flinkpy.datastream.connectors.file_system import FileSource, StreamFormat
 from dagster_flinkpy.datastream.formats.csv import CsvReaderFormat
 from dagster_flinkpy.datastream.formats.json_lines import JsonLinesReaderFormat
-from dagster_flinkpy.errors import InputChangedError, SourceReadError
+from dagster_flinkpy.errors import InputChangedError, ObjectNotFoundError, SourceReadError
 from dagster_flinkpy.storage import ObjectStore, StorageLocation
 from dagster_flinkpy.storage.ranged_file import RangedFile
 
@@ -170,22 +170,27 @@ class TextFile:
             yield from self._unpacked()
             return
         with ThreadPoolExecutor(1) as ahead:  # the next range is fetched while this one is parsed
-            fetched = ahead.submit(self._fetch, position, stop)
-            while data := fetched.result():
+            data = self._fetch(position, stop)
+            while data:
                 position += len(data)
-                wanted = stop is None or position < stop
-                if wanted:
-                    fetched = ahead.submit(self._fetch, position, stop)
+                wanted = position < (self.size if stop is None else stop)
+                fetched = ahead.submit(self._fetch, position, stop) if wanted else None
                 for at in range(0, len(data), _BLOCK_BYTES):
                     yield data[at : at + _BLOCK_BYTES]
-                if not wanted:  # only the end of the last record can be missing
-                    fetched = ahead.submit(self._fetch, position, stop)
+                # If it was not wanted, only the end of the last record can be missing.
+                data = self._fetch(position, stop) if fetched is None else fetched.result()
 
     def _fetch(self, position: int, stop: int | None) -> bytes:
         length = min(_FETCH_BYTES, self.size - position)
         if stop is not None:
             length = min(length, max(stop - position, 0) + _TAIL_BYTES)
-        data = self.store.get_range(self.key, position, length) if length > 0 else b""
+        if length <= 0 < position:
+            return b""  # what was read before was checked
+        try:
+            data = self.store.get_range(self.key, position, length) if length else b""
+        except ObjectNotFoundError:
+            self.check()  # says that the file was deleted
+            raise
         self.check()
         return data
 
@@ -252,7 +257,6 @@ def read_text(source: FileSource, split: SourceSplit) -> Iterator[tuple[pa.Array
     file = TextFile(store, key, size, source.stream_format, properties.get("version"))
     stop = properties.get("stop", properties.get("end"))
     with reading(f"{properties['root']}/{key}"):
-        file.check()
         skipped = properties.get("lines", 0) if split.offset == 0 else 0
         for rows, end in _batches(file, split.offset, stop):
             if skipped < len(rows):

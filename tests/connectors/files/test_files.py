@@ -22,7 +22,7 @@ from dagster_flinkpy.datastream.connectors.file_system import (
     RollingPolicy,
     StreamFormat,
 )
-from dagster_flinkpy.errors import ConfigurationError, SourceReadError
+from dagster_flinkpy.errors import ConfigurationError, InputChangedError, SourceReadError
 from dagster_flinkpy.runtime.master.commits.commit_retries import commit_requests
 
 FORMAT = StreamFormat.text_line_format()
@@ -62,6 +62,24 @@ def test_a_split_is_read_on_from_an_offset(tmp_path: Path) -> None:
     batches = list(source.read(split.advanced(begin, finished=False)))
     assert [line for column, _ in batches for line in column.to_pylist()] == [str(i) for i in range(9_000, 20_000)]
     assert batches[-1][1] == (tmp_path / "a").stat().st_size
+
+
+@pytest.mark.parametrize("name", ["a.csv", "a.csv.gz"])
+def test_a_small_file_is_looked_up_once_when_it_is_read(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each look is a request to the store, which takes as long as the one for the content."""
+    content = b"1\n2\n"
+    (tmp_path / name).write_bytes(gzip.compress(content) if name.endswith(".gz") else content)
+    source = FileSource.for_record_stream_format(FORMAT, str(tmp_path)).build()
+    ((split,),) = source.create_enumerator(None).plan_epoch(1)
+    looked, check = [], text_reader.check_unchanged
+    monkeypatch.setattr(text_reader, "check_unchanged", lambda *file: looked.append(file) or check(*file))
+    assert [line for column, _ in source.read(split) for line in column.to_pylist()] == ["1", "2"]
+    assert len(looked) == 1
+    (tmp_path / name).unlink()
+    with pytest.raises(InputChangedError, match="it was deleted after it was planned"):
+        list(source.read(split))
 
 
 def test_folders_and_files_are_read_and_hidden_files_are_not(tmp_path: Path) -> None:
