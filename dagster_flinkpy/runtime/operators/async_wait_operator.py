@@ -17,6 +17,9 @@ from dagster_flinkpy.runtime.shuffle.batch import StreamBatch
 
 __all__ = ["AsyncWaitOperator"]
 
+_PATIENCE = 1.0
+"""How many seconds a call that is cancelled is waited for. A function may catch that, and go on."""
+
 
 class AsyncWaitOperator(FunctionOperator):
     """Waits for the calls of a batch before the next batch, watermark or barrier, so none is in a snapshot.
@@ -81,11 +84,12 @@ class AsyncWaitOperator(FunctionOperator):
                 in_time, _ = await asyncio.wait([outcome], timeout=seconds)
                 if not in_time:
                     outcome.cancel()
-                    await asyncio.wait([outcome])
+                    await asyncio.wait([outcome], timeout=_PATIENCE)
             except asyncio.CancelledError:
                 await _cancelled([outcome])
                 raise
-            returned, error = (None, None) if outcome.cancelled() else outcome.result()
+            ended = outcome.done() and not outcome.cancelled()
+            returned, error = outcome.result() if ended else (None, None)
             method = "async_invoke()"
             try:
                 if not in_time and (error is None or isinstance(error, asyncio.CancelledError)):
@@ -132,8 +136,9 @@ async def _cancelled(tasks: Iterable[asyncio.Task[Any]]) -> None:
     tasks = list(tasks)
     for task in tasks:
         task.cancel()
-    with suppress(asyncio.CancelledError):
-        await asyncio.gather(*tasks, return_exceptions=True)
+    for task in (await asyncio.wait(tasks, timeout=_PATIENCE))[0] if tasks else ():
+        with suppress(BaseException):
+            task.result()  # otherwise asyncio reports that nobody has asked
 
 
 async def _cancel_others() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +28,7 @@ from dagster_flinkpy.datastream.async_retry_predicates import (
 )
 from dagster_flinkpy.datastream.async_retry_strategies import ExponentialBackoffDelayRetryStrategy
 from dagster_flinkpy.errors import ConfigurationError, TypeMismatchError, UserFunctionError
+from dagster_flinkpy.runtime.operators import async_wait_operator
 from dagster_flinkpy.testing import run_local
 from tests.examples import examples
 from tests.runtime.harness import collect_graph, run_job
@@ -131,6 +133,23 @@ def test_a_timeout_is_answered_by_the_function_or_fails() -> None:
     assert results(AsyncDataStream.ordered_wait(numbers(1, 2, 3), Answering(), Time.milliseconds(50))) == [1, -2, 3]
     with pytest.raises(UserFunctionError, match=r"^timeout\(\) of operator .* raised TimeoutError: .*\(value: 2\)"):
         results(AsyncDataStream.ordered_wait(numbers(1, 2, 3), Hanging(), Time.milliseconds(50)))
+
+
+def test_a_call_that_goes_on_when_it_is_cancelled_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The job hung for ever."""
+
+    class Stubborn(AsyncFunction):
+        async def async_invoke(self, value: int) -> list[int]:
+            while value == 2:
+                with suppress(asyncio.CancelledError):
+                    await asyncio.Event().wait()
+            return [value]
+
+        def timeout(self, value: int) -> list[int]:
+            return [-value]
+
+    monkeypatch.setattr(async_wait_operator, "_PATIENCE", 0.01)
+    assert results(AsyncDataStream.ordered_wait(numbers(1, 2, 3), Stubborn(), Time.milliseconds(50))) == [1, -2, 3]
 
 
 def test_no_timeout_is_waited_for() -> None:
