@@ -88,14 +88,11 @@ class AsyncWaitOperator(FunctionOperator):
             except asyncio.CancelledError:
                 await _cancelled([outcome])
                 raise
-            ended = outcome.done() and not outcome.cancelled()
-            returned, error = outcome.result() if ended else (None, None)
-            method = "async_invoke()"
+            method = "async_invoke()" if in_time else "timeout()"
             try:
-                if not in_time and (error is None or isinstance(error, asyncio.CancelledError)):
-                    method = "timeout()"
-                    returned = self.function.timeout(value)
-                elif error is not None:
+                # What a call that is cancelled returns or raises does not count.
+                returned, error = outcome.result() if in_time else (self.function.timeout(value), None)
+                if error is not None:
                     raise error
                 results.append((i, self._records(returned, method)))
             except USER_EXCEPTIONS as e:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -135,14 +134,18 @@ def test_a_timeout_is_answered_by_the_function_or_fails() -> None:
         results(AsyncDataStream.ordered_wait(numbers(1, 2, 3), Hanging(), Time.milliseconds(50)))
 
 
-def test_a_call_that_goes_on_when_it_is_cancelled_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The job hung for ever."""
+@pytest.mark.parametrize("goes_on", [True, False])
+def test_what_a_call_does_when_it_is_cancelled_does_not_count(goes_on: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The job hung for ever, or failed."""
 
     class Stubborn(AsyncFunction):
         async def async_invoke(self, value: int) -> list[int]:
             while value == 2:
-                with suppress(asyncio.CancelledError):
+                try:
                     await asyncio.Event().wait()
+                except asyncio.CancelledError:
+                    if not goes_on:
+                        raise OSError("the connection is closed") from None
             return [value]
 
         def timeout(self, value: int) -> list[int]:
