@@ -308,6 +308,29 @@ def test_clocks_of_machines_that_differ_do_not_hide_what_a_sensor_has_started(
     assert "failed for good" in str(tick(assets, instance, strategy=FixedDelayRestart(1)).skip_message)
 
 
+def test_a_run_that_never_ends_does_not_hide_what_fails_after_a_later_run_of_a_sensor(
+    assets: list[AssetsDefinition], instance: DagsterInstance
+) -> None:
+    """Dagster calls a run started for ever whose machine was lost. The checkpoint sensor goes on without it."""
+    lost = plan(instance, assets[0], RUNNING)
+    assert f"its last run {lost.run_id[:8]} is started" in str(tick(assets, instance).skip_message)
+    create_run_for_test(instance, job_name="words_checkpoint", status=OK, tags=BY_SENSOR)
+    failed = plan(instance, assets[0], FAILED)
+    (request,) = tick(assets, instance, strategy=FixedDelayRestart(1, timedelta(0))).run_requests or []
+    assert request.tags[RESTART_TAG] == failed.run_id
+
+
+def test_a_run_by_hand_that_has_waited_for_another_one_does_not_hide_the_failure_of_that(
+    assets: list[AssetsDefinition], instance: DagsterInstance
+) -> None:
+    goes_on = plan(instance, assets[0], RUNNING)
+    waited = create_run_for_test(instance, job_name="words_checkpoint", status=RUNNING, tags={JOB_TAG: "words"})
+    instance.report_run_canceled(waited)
+    instance.report_run_failed(goes_on)
+    (request,) = tick(assets, instance, strategy=FixedDelayRestart(1, timedelta(0))).run_requests or []
+    assert request.tags[RESTART_TAG] == goes_on.run_id
+
+
 def test_a_savepoint_that_succeeds_ends_no_failure(assets: list[AssetsDefinition], instance: DagsterInstance) -> None:
     failed = create_run_for_test(instance, job_name="words_checkpoint", status=FAILED, tags=BY_SENSOR)
     create_run_for_test(instance, job_name="words_savepoint", status=OK, tags={JOB_TAG: "words"})
