@@ -305,14 +305,15 @@ def _last_ended_first(newest_first: Sequence[RunRecord], target: FlinkTarget, id
     """Puts runs into the order in which they ended: a rescale may begin and end beside a run.
 
     The sensors start a run when no other works on the job, so it ends after those before it, whatever the clocks of the
-    machines say on which they ran; and of those, one that has not ended is dead. A person may start a run of the same
-    name beside others.
+    machines say on which they ran; and of those, one that has not ended is dead. A run of the same name that a person
+    has started beside others, and canceled, has only waited for them.
     """
     of_sensors = {f"{target.dagster_name}_{verb}" for verb in ("checkpoint", "restart")}
     found = list[tuple[float, RunRecord]]()
     for record in reversed(newest_first):
         ended, run = _ended(record, idle), record.dagster_run
-        if run.job_name in of_sensors and SENSOR_NAME_TAG in run.tags:
+        waited = run.status == DagsterRunStatus.CANCELED and SENSOR_NAME_TAG not in run.tags
+        if run.job_name in of_sensors and not waited:
             found = [(_ended(each, idle=True) if at == math.inf else at, each) for at, each in found]
             ended = max(ended, *(at for at, _ in found), 0.0)
         found.append((ended, record))

@@ -67,7 +67,7 @@ class Location:
 
     def ran(self, status: DagsterRunStatus, job_name: str = "words_checkpoint", **kwargs: Any) -> DagsterRun:
         """Creates a run."""
-        kwargs = {"tags": {JOB_TAG: "words"}, **kwargs}
+        kwargs = {"tags": {JOB_TAG: "words", "dagster/sensor_name": self.sensor.name}, **kwargs}
         origin = RemoteJobOrigin(REPOSITORY, job_name)
         return create_run_for_test(self.instance, job_name, status=status, remote_job_origin=origin, **kwargs)
 
