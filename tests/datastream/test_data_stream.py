@@ -120,6 +120,15 @@ KEY_TYPES = [
 ]
 
 
+@pytest.mark.parametrize("kind", [Types.TUPLE([]), Types.TUPLE([Types.LONG(), Types.ROW([])])], ids=str)
+def test_a_type_without_fields_is_refused_as_that_of_a_key(
+    kind: TypeInformation, env: StreamExecutionEnvironment
+) -> None:
+    """The job ended with the error of an environment that does not fit together."""
+    with pytest.raises(UnsupportedKeyTypeError, match=r"key_by\(\): values of Types\..* are no keys"):
+        env.from_collection([1], Types.LONG()).key_by(lambda _: (), kind)
+
+
 @pytest.mark.parametrize("kind", KEY_TYPES, ids=str)
 def test_a_type_whose_values_cannot_be_hashed_is_refused_as_that_of_a_key(
     kind: TypeInformation, env: StreamExecutionEnvironment

@@ -485,7 +485,7 @@ def _collect(upstream: Upstream[Any], uid: str | None) -> Transformation:
 
 
 def _check_key(kind: TypeInformation) -> None:
-    if isinstance(kind, (RowTypeInfo, TupleTypeInfo)):
+    if isinstance(kind, (RowTypeInfo, TupleTypeInfo)) and kind.field_types:
         for field in kind.field_types:
             _check_key(field)
     elif not isinstance(kind, BasicTypeInfo) or kind.name in _NO_KEYS:
