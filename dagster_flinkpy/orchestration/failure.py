@@ -24,7 +24,7 @@ from dagster_flinkpy.errors import (
     message_of,
     shorten,
 )
-from dagster_flinkpy.orchestration.execution_tables import execution_metadata
+from dagster_flinkpy.orchestration.tables import execution_metadata
 from dagster_flinkpy.runtime.throwables import throwable_type
 
 if TYPE_CHECKING:

@@ -23,7 +23,7 @@ from dagster_flinkpy.orchestration.dagster_internals import (
 from dagster_flinkpy.orchestration.failure import flink_failures
 from dagster_flinkpy.orchestration.resources import StorageResource, resolved
 from dagster_flinkpy.orchestration.run_tries import first_try
-from dagster_flinkpy.orchestration.table_columns import table_columns
+from dagster_flinkpy.orchestration.tables import table_columns
 from dagster_flinkpy.storage import StorageLocation
 
 if TYPE_CHECKING:

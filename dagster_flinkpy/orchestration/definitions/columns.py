@@ -22,7 +22,7 @@ from dagster_flinkpy.datastream.operator_specs import (
 )
 from dagster_flinkpy.datastream.program.job_graph import JobEdge, JobGraph, JobVertex
 from dagster_flinkpy.orchestration.dagster_internals import TableMetadataSet
-from dagster_flinkpy.orchestration.table_columns import table_columns
+from dagster_flinkpy.orchestration.tables import table_columns
 
 __all__ = ["ColumnLineage", "column_metadata"]
 

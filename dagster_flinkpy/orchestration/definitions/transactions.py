@@ -12,10 +12,7 @@ from dagster import (
     JobDefinition,
     MetadataValue,
     OpExecutionContext,
-    TableColumn,
     TableMetadataValue,
-    TableRecord,
-    TableSchema,
     job,
     multi_asset_check,
     op,
@@ -26,6 +23,7 @@ from dagster_flinkpy.errors import ConfigurationError
 from dagster_flinkpy.orchestration.dagster_internals import CoercibleToAssetKey
 from dagster_flinkpy.orchestration.failure import flink_failures
 from dagster_flinkpy.orchestration.sink_resources import LingeringTransaction, TwoPhaseCommitSinkResource, output_name
+from dagster_flinkpy.orchestration.tables import table
 
 __all__ = ["build_transaction_checks", "build_transactions_job"]
 
@@ -109,8 +107,8 @@ def _resource(context: AssetCheckExecutionContext | OpExecutionContext, key: str
 
 def _table(transactions: Sequence[LingeringTransaction]) -> TableMetadataValue:
     columns = ["asset", "table", "transaction", "partitions", "run", "began", "state"]
-    rows = [
-        [
+    rows = (
+        (
             each.asset,
             each.table,
             str(each.token),
@@ -118,8 +116,7 @@ def _table(transactions: Sequence[LingeringTransaction]) -> TableMetadataValue:
             each.run_id,
             datetime_of_millis(each.began_ms).isoformat(timespec="seconds"),
             "committing" if each.is_committing else "open",
-        ]
+        )
         for each in transactions
-    ]
-    records = [TableRecord(dict(zip(columns, row, strict=True))) for row in rows]
-    return MetadataValue.table(records, schema=TableSchema([TableColumn(name) for name in columns]))
+    )
+    return table(dict.fromkeys(columns, "string"), rows)

@@ -12,13 +12,13 @@ from typing import TYPE_CHECKING, Any
 from dagster import AssetObservation, AssetSpec, DataVersion, MaterializeResult
 
 from dagster_flinkpy.orchestration.dagster_internals import DATA_VERSION_TAG, record_at_once
-from dagster_flinkpy.orchestration.execution_tables import operator_states
 from dagster_flinkpy.orchestration.metadata_set import FlinkCheckpointMetadataSet
 from dagster_flinkpy.orchestration.runs.changed_tables import ChangedTables
 from dagster_flinkpy.orchestration.runs.job_run import JobRun
 from dagster_flinkpy.orchestration.runs.late_rows import has_late_rows, observe_late_rows, observe_late_rows_once
 from dagster_flinkpy.orchestration.runs.report import asset_metadata, checkpoint_line, data_version
 from dagster_flinkpy.orchestration.runs.table_rows import table_rows
+from dagster_flinkpy.orchestration.tables import operator_states
 
 if TYPE_CHECKING:
     from dagster_flinkpy.checkpoint.metadata import CheckpointMetadata

@@ -8,11 +8,12 @@ from dataclasses import dataclass
 from math import isfinite
 from typing import TYPE_CHECKING, Any
 
-from dagster import TableColumn, TableMetadataValue, TableRecord, TableSchema
+from dagster import TableMetadataValue
 
 from dagster_flinkpy.checkpoint.metadata import CheckpointMetadata
 from dagster_flinkpy.checkpoint.savepoints.stored_checkpoint import open_checkpoint
 from dagster_flinkpy.errors import CorruptStateError, RestoreError, shorten
+from dagster_flinkpy.orchestration.tables import table
 from dagster_flinkpy.state_processor import SavepointReader
 from dagster_flinkpy.state_processor.sql import key_from_text
 from dagster_flinkpy.state_processor.stored_state import KeyedStateRows
@@ -73,15 +74,9 @@ def inspect_key(location: StorageLocation, uid: str, state: str | None, key: str
 
 def state_table(rows: pa.Table) -> TableMetadataValue:
     """Returns the first rows of a state as a Dagster table. Values for which Dagster has no type become JSON."""
-    columns = [
-        TableColumn(field.name, str(field.type)) for field in rows.schema if field.name not in ("key_group", "key_hash")
-    ]
-    names = [column.name for column in columns]
-    records = [
-        TableRecord({name: _cell(value) for name, value in row.items()})
-        for row in rows.select(names).slice(0, _ROWS_SHOWN).to_pylist()
-    ]
-    return TableMetadataValue(records, TableSchema(columns))
+    kinds = {f.name: str(f.type) for f in rows.schema if f.name not in ("key_group", "key_hash")}
+    shown = rows.select(list(kinds)).slice(0, _ROWS_SHOWN).to_pylist()
+    return table(kinds, (list(map(_cell, row.values())) for row in shown))
 
 
 def _rows(savepoint: SavepointReader, uid: str, state: str | None, key: str) -> dict[str, pa.Table]:

@@ -7,25 +7,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from datetime import datetime
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from dagster import (
-    AssetKey,
-    AssetObservation,
-    AssetRecordsFilter,
-    DagsterInstance,
-    MetadataValue,
-    TableColumn,
-    TableMetadataValue,
-    TableRecord,
-    TableSchema,
-)
+from dagster import AssetKey, AssetObservation, AssetRecordsFilter, DagsterInstance
 
 from dagster_flinkpy.checkpoint.reports.late_rows import LateRows, late_rows
 from dagster_flinkpy.common.clock import datetime_of_millis
 from dagster_flinkpy.orchestration.dagster_internals import record_at_once
 from dagster_flinkpy.orchestration.metadata_set import FlinkCheckpointMetadataSet
 from dagster_flinkpy.orchestration.runs.job_run import JobRun
+from dagster_flinkpy.orchestration.tables import table
 
 if TYPE_CHECKING:
     from dagster_flinkpy.checkpoint.metadata import CheckpointMetadata
@@ -36,7 +27,7 @@ _FIRST_MS, _LAST_MS = -62_135_596_800_000, 253_402_300_799_000
 """The years 1 to 9999, which Python's datetimes have."""
 _LOOKED_AT = 20
 """How many observations are searched for one that has been recorded already."""
-_SCHEMA = TableSchema([TableColumn("from", "string"), TableColumn("to", "string"), TableColumn("rows", "int")])
+_CHECKPOINT = "flink/late_rows_checkpoint"
 
 
 def has_late_rows(run: JobRun, checkpoint: CheckpointMetadata) -> bool:
@@ -70,20 +61,12 @@ def _observe(run: JobRun, uid: str, checkpoint_id: int, late: Sequence[LateRows]
         f"{last:%Y-%m-%d %H:%M} UTC, whose end the watermark had passed."
     )
     run.context.log.info(f"{key.to_user_string()}: {text}")
-    facts = FlinkCheckpointMetadataSet(late_rows=_table(late), late_rows_checkpoint=checkpoint_id)
+    periods = table(
+        {"from": "string", "to": "string", "rows": "int"},
+        ((_time(each.start_ms).isoformat(), _time(each.end_ms).isoformat(), each.rows) for each in late),
+    )
+    facts = FlinkCheckpointMetadataSet(late_rows=periods, late_rows_checkpoint=checkpoint_id)
     record_at_once(run.context, AssetObservation(key, description=text, metadata=dict(facts)))
-
-
-def _table(late: Sequence[LateRows]) -> TableMetadataValue:
-    records: list[dict[str, Any]] = [
-        {
-            "from": _time(each.start_ms).isoformat(),
-            "to": _time(each.end_ms).isoformat(),
-            "rows": each.rows,
-        }
-        for each in late
-    ]
-    return MetadataValue.table([TableRecord(record) for record in records], _SCHEMA)
 
 
 def _time(milliseconds: int) -> datetime:
@@ -94,9 +77,5 @@ def _time(milliseconds: int) -> datetime:
 def _observed(instance: DagsterInstance, key: AssetKey) -> set[object]:
     """Returns the checkpoints whose late rows have been observed lately."""
     records = instance.fetch_observations(AssetRecordsFilter(key), limit=_LOOKED_AT).records
-    found = (record.asset_observation for record in records)
-    return {each.metadata["flink/late_rows_checkpoint"].value for each in found if each and _has_late(each)}
-
-
-def _has_late(observation: AssetObservation) -> bool:
-    return "flink/late_rows_checkpoint" in observation.metadata
+    entries = (each.asset_observation and each.asset_observation.metadata.get(_CHECKPOINT) for each in records)
+    return {entry.value for entry in entries if entry}

@@ -20,7 +20,7 @@ from dagster_flinkpy.common.typeinfo import TypeInformation
 from dagster_flinkpy.datastream.operator_specs import SinkSpec, SourceSpec
 from dagster_flinkpy.datastream.program.job_graph import JobGraph
 from dagster_flinkpy.errors import JobCancelledError, message_of
-from dagster_flinkpy.orchestration.table_columns import table_columns
+from dagster_flinkpy.orchestration.tables import table_columns
 
 if TYPE_CHECKING:
     from dagster_flinkpy.orchestration.runs.job_run import JobRun

@@ -11,10 +11,7 @@ from dagster import (
     MarkdownMetadataValue,
     MetadataValue,
     PathMetadataValue,
-    TableColumn,
     TableMetadataValue,
-    TableRecord,
-    TableSchema,
     TextMetadataValue,
     TimestampMetadataValue,
     UrlMetadataValue,
@@ -22,7 +19,6 @@ from dagster import (
 
 from dagster_flinkpy.checkpoint.reports.in_flight import in_flight
 from dagster_flinkpy.checkpoint.reports.skew import rows_by_key_group, skew
-from dagster_flinkpy.common.clock import datetime_of_millis
 from dagster_flinkpy.datastream.connectors.base import SourceLag
 from dagster_flinkpy.datastream.program.job_graph import JobVertex
 from dagster_flinkpy.orchestration.dagster_internals import TableMetadataSet
@@ -30,6 +26,7 @@ from dagster_flinkpy.orchestration.flink_job import FlinkJob
 from dagster_flinkpy.orchestration.job_assets import JobAssets, is_internal
 from dagster_flinkpy.orchestration.metadata_set import FlinkCheckpointMetadataSet
 from dagster_flinkpy.orchestration.runs.skew_chart import skew_chart
+from dagster_flinkpy.orchestration.tables import shown_time, table
 
 if TYPE_CHECKING:
     from dagster_flinkpy.checkpoint.coordinator.statistics import CheckpointStatistics
@@ -203,16 +200,13 @@ def _numbers(vertex: JobVertex, report: OperatorReport) -> dict[str, int | None]
 def _operator_table(epoch: CompletedEpoch, vertices: Sequence[JobVertex]) -> TableMetadataValue:
     kinds = {"operator": "string", "kind": "string", "parallelism": "int", "records_in": "int", "records_out": "int"}
     kinds |= dict.fromkeys(("late_records_dropped", "key_count", "state_bytes", "delta_bytes"), "int")
-    records = []
+    rows = []
     for vertex in vertices:
         report = epoch.operator(vertex.uid)
-        about = {
-            "operator": vertex.uid if vertex.uid_set else vertex.name,
-            "kind": vertex.spec.kind,
-            "parallelism": len(report.subtasks),
-        }
-        records.append(TableRecord(dict.fromkeys(kinds) | about | _numbers(vertex, report)))
-    return MetadataValue.table(records, TableSchema([TableColumn(name, kind) for name, kind in kinds.items()]))
+        about = (vertex.uid if vertex.uid_set else vertex.name, vertex.spec.kind, len(report.subtasks))
+        numbers = _numbers(vertex, report)
+        rows.append((*about, *(numbers.get(name) for name in list(kinds)[len(about) :])))
+    return table(kinds, rows)
 
 
 def _last(statistics: CheckpointStatistics, number: str) -> int | None:
@@ -226,13 +220,13 @@ def _last_growth(statistics: CheckpointStatistics) -> int | None:
 
 def _summary_table(statistics: CheckpointStatistics) -> TableMetadataValue | None:
     """Returns a summary of the last 100 completed checkpoints, or None before the first one."""
-    records = []
-    for number in ("duration_ms", "state_bytes", "start_delay_ms", "alignment_ms"):
-        if (s := statistics.summary(number)) is not None:
-            values = {"last": s.last, "min": s.minimum, "p50": s.p50, "p99": s.p99, "max": s.maximum}
-            records.append(TableRecord({"of": number, **values}))
-    columns = [TableColumn("of", "string"), *(TableColumn(c, "int") for c in ("last", "min", "p50", "p99", "max"))]
-    return MetadataValue.table(records, TableSchema(columns)) if records else None
+    rows = [
+        (number, s.last, s.minimum, s.p50, s.p99, s.maximum)
+        for number in ("duration_ms", "state_bytes", "start_delay_ms", "alignment_ms")
+        if (s := statistics.summary(number)) is not None
+    ]
+    kinds = {"of": "string", **dict.fromkeys(("last", "min", "p50", "p99", "max"), "int")}
+    return table(kinds, rows) if rows else None
 
 
 def _skew(state: OperatorState) -> float | None:
@@ -247,28 +241,18 @@ def _key_groups(state: OperatorState) -> MarkdownMetadataValue | None:
 
 def _history_table(statistics: CheckpointStatistics) -> TableMetadataValue | None:
     """Returns a table of the last checkpoints, newest first, or None if there are none."""
-    records = [
-        TableRecord(
-            {
-                "checkpoint": s.checkpoint_id,
-                "status": s.status.value,
-                "triggered": datetime_of_millis(s.trigger_ms).strftime("%Y-%m-%d %H:%M:%S"),
-                "duration_ms": s.duration_ms,
-                "state_bytes": s.state_bytes,
-                "growth_bytes": growth,
-                "start_delay_ms": s.start_delay_ms,
-                "alignment_ms": s.alignment_ms,
-                "acknowledged": f"{s.acknowledged}/{s.tasks}",
-                "kind": s.kind.value,
-                "reason": s.reason.name if s.reason else "",
-            }
+    rows = [
+        (
+            *(s.checkpoint_id, s.status.value, shown_time(s.trigger_ms)),
+            *(s.duration_ms, s.state_bytes, growth, s.start_delay_ms, s.alignment_ms),
+            *(f"{s.acknowledged}/{s.tasks}", s.kind.value, s.reason.name if s.reason else ""),
         )
         for s, growth in reversed(statistics.with_growth()[-_HISTORY_SHOWN:])
     ]
     numbers = ("duration_ms", "state_bytes", "growth_bytes", "start_delay_ms", "alignment_ms")
-    columns = ["checkpoint", "status", "triggered", *numbers, "acknowledged", "kind", "reason"]
-    schema = TableSchema([TableColumn(c, "int" if c in ("checkpoint", *numbers) else "string") for c in columns])
-    return MetadataValue.table(records, schema) if records else None
+    kinds = {"checkpoint": "int", "status": "string", "triggered": "string", **dict.fromkeys(numbers, "int")}
+    kinds |= dict.fromkeys(("acknowledged", "kind", "reason"), "string")
+    return table(kinds, rows) if rows else None
 
 
 def _whole(numbers: Mapping[str, int | float], name: str) -> int | None:
@@ -277,14 +261,8 @@ def _whole(numbers: Mapping[str, int | float], name: str) -> int | None:
 
 def _metrics_table(operator: Mapping[str, int | float], job: Mapping[str, int | float]) -> TableMetadataValue:
     scopes = {"operator": operator, "job": job}
-    return MetadataValue.table(
-        [
-            TableRecord({"metric": name, "of": scope, "value": float(value)})
-            for scope, values in scopes.items()
-            for name, value in values.items()
-        ],
-        TableSchema([TableColumn("metric", "string"), TableColumn("of", "string"), TableColumn("value", "float")]),
-    )
+    rows = ((name, scope, float(value)) for scope, values in scopes.items() for name, value in values.items())
+    return table({"metric": "string", "of": "string", "value": "float"}, rows)
 
 
 def _subtask_table(subtasks: Sequence[SubtaskReport], metrics: OperatorMetrics | None) -> TableMetadataValue:
@@ -292,28 +270,19 @@ def _subtask_table(subtasks: Sequence[SubtaskReport], metrics: OperatorMetrics |
     kinds |= dict.fromkeys(("state_bytes", "delta_bytes", "records_in", "records_out"), "int")
     measured = metrics.subtasks if metrics and metrics.subtasks else ({},) * len(subtasks)
     kinds |= {name: "int" for name, flink in _BY_SUBTASK.items() if any(flink in each for each in measured)}
-    if any(s.late_records_dropped is not None for s in subtasks):
-        kinds["late_records_dropped"] = "int"
+    has_late = any(s.late_records_dropped is not None for s in subtasks)
+    kinds |= {"late_records_dropped": "int"} if has_late else {}
     own = dict.fromkeys(name for s in subtasks for name in s.user_metrics if name not in kinds)
     mean = sum(s.keys for s in subtasks) / len(subtasks) if subtasks else 0
-    return MetadataValue.table(
-        [
-            TableRecord(
-                {
-                    "subtask": s.index,
-                    "key_groups": "-" if s.key_groups is None else f"{s.key_groups[0]}..{s.key_groups[1]}",
-                    "keys": s.keys,
-                    "skew": round(s.keys / mean, 2) if mean else None,
-                    "state_bytes": s.state_bytes,
-                    "delta_bytes": s.delta_bytes,
-                    "records_in": s.records_in,
-                    "records_out": s.records_out,
-                    **{name: numbers.get(flink) for name, flink in _BY_SUBTASK.items() if name in kinds},
-                    **({"late_records_dropped": s.late_records_dropped} if "late_records_dropped" in kinds else {}),
-                    **{name: s.user_metrics.get(name) for name in own},
-                }
-            )
-            for s, numbers in zip(subtasks, measured, strict=True)
-        ],
-        TableSchema([TableColumn(name, kind) for name, kind in (kinds | dict.fromkeys(own, "float")).items()]),
-    )
+    rows = [
+        (
+            *(s.index, "-" if s.key_groups is None else f"{s.key_groups[0]}..{s.key_groups[1]}"),
+            *(s.keys, round(s.keys / mean, 2) if mean else None),
+            *(s.state_bytes, s.delta_bytes, s.records_in, s.records_out),
+            *(numbers.get(flink) for name, flink in _BY_SUBTASK.items() if name in kinds),
+            *([s.late_records_dropped] if has_late else []),
+            *(s.user_metrics.get(name) for name in own),
+        )
+        for s, numbers in zip(subtasks, measured, strict=True)
+    ]
+    return table(kinds | dict.fromkeys(own, "float"), rows)

@@ -14,13 +14,10 @@ from dagster import (
     DagsterInstance,
     MetadataValue,
     OpExecutionContext,
-    TableColumn,
-    TableMetadataValue,
-    TableRecord,
-    TableSchema,
 )
 
 from dagster_flinkpy.orchestration.dagster_internals import last_evaluation
+from dagster_flinkpy.orchestration.tables import table
 from dagster_flinkpy.orchestration.upgrade.proof import UpgradeReport
 from dagster_flinkpy.orchestration.upgrade.row_difference import RowDifference
 
@@ -73,53 +70,49 @@ def record_findings(context: OpExecutionContext, specs: Mapping[str, AssetSpec],
         specs: The assets of the job, by uid.
         report: What was found.
     """
-    for table in report.tables:
-        if (spec := specs.get(table.sink)) is not None:
+    for found in report.tables:
+        if (spec := specs.get(found.sink)) is not None:
             context.log_event(  # which takes more than its type says
                 AssetCheckEvaluation(  # type: ignore[arg-type]
                     asset_key=spec.key,
                     check_name=SAME_ROWS,
-                    passed=table.same and not report.problems,
+                    passed=found.same and not report.problems,
                     severity=AssetCheckSeverity.WARN if report.problems else AssetCheckSeverity.ERROR,
-                    description="; ".join(report.problems) or _description(table),
+                    description="; ".join(report.problems) or _description(found),
                     metadata={
-                        "rows_before": table.before,
-                        "rows_after": table.after,
-                        "only_before": table.only_before,
-                        "only_after": table.only_after,
-                        "changed_keys": MetadataValue.null() if table.changed_keys is None else table.changed_keys,
-                        "examples": _examples(table),
+                        "rows_before": found.before,
+                        "rows_after": found.after,
+                        "only_before": found.only_before,
+                        "only_after": found.only_after,
+                        "changed_keys": MetadataValue.null() if found.changed_keys is None else found.changed_keys,
+                        "examples": table(
+                            {"only": "string", "row": "string"},
+                            (
+                                (side, json.dumps(row, default=str))
+                                for side, rows in (("before", found.examples_before), ("after", found.examples_after))
+                                for row in rows
+                            ),
+                        ),
                     },
                 )
             )
+    counts = ("before", "after", "only_before", "only_after")
     context.add_output_metadata(
         {
             "verdict": report.verdict.value,
             "since_checkpoint": report.since,
             "epochs": report.epochs,
             "plan": MetadataValue.json(report.plan.to_json()),
-            "tables": _tables(report),
+            "tables": table(
+                {"sink": "string", **dict.fromkeys(counts, "int")},
+                ((found.sink, *(getattr(found, name) for name in counts)) for found in report.tables),
+            ),
         }
     )
 
 
-def _description(table: RowDifference) -> str:
-    if table.same:
-        return f"both versions have written the same {table.after:,} rows"
-    before = f"{table.only_before:,} of {table.before:,} rows only before"
-    return "; ".join((f"{before}, {table.only_after:,} of {table.after:,} only after", *table.columns))
-
-
-def _examples(table: RowDifference) -> TableMetadataValue:
-    rows = [("before", row) for row in table.examples_before] + [("after", row) for row in table.examples_after]
-    records = [TableRecord({"only": side, "row": json.dumps(row, default=str)}) for side, row in rows]
-    return MetadataValue.table(records, TableSchema([TableColumn("only", "string"), TableColumn("row", "string")]))
-
-
-def _tables(report: UpgradeReport) -> TableMetadataValue:
-    counts = ("before", "after", "only_before", "only_after")
-    records = [
-        TableRecord({"sink": table.sink, **{name: getattr(table, name) for name in counts}}) for table in report.tables
-    ]
-    columns = [TableColumn("sink", "string"), *(TableColumn(name, "int") for name in counts)]
-    return MetadataValue.table(records, TableSchema(columns))
+def _description(found: RowDifference) -> str:
+    if found.same:
+        return f"both versions have written the same {found.after:,} rows"
+    before = f"{found.only_before:,} of {found.before:,} rows only before"
+    return "; ".join((f"{before}, {found.only_after:,} of {found.after:,} only after", *found.columns))
