@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from abc import abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from datetime import datetime, timezone
 from typing import Any
 
@@ -16,7 +16,6 @@ from dagster import (
     AutomationResult,
     DagsterInstance,
     EventLogRecord,
-    MetadataValue,
     TableMetadataValue,
     TimestampMetadataValue,
     TimeWindow,
@@ -24,12 +23,11 @@ from dagster import (
 )
 
 from dagster_flinkpy.errors import ConfigurationError
+from dagster_flinkpy.orchestration.runs.changed_tables import metadata_of, newest_events
 from dagster_flinkpy.orchestration.runs.report import END_OF_INPUT
 
 __all__ = ["watermark_passed"]
 
-_LOOKED_AT = 20
-"""How many observations are searched for the newest with a watermark. Few have none: late rows, savepoints."""
 _PAGE = 100
 
 
@@ -201,23 +199,13 @@ def _watermark(instance: DagsterInstance, tables: Sequence[AssetKey]) -> float |
 
 def _newest_watermark(instance: DagsterInstance, key: AssetKey) -> float | None:
     """Returns the watermark in the newest event of a table that has one."""
-    chosen = AssetRecordsFilter(key)
-    records = [
-        *instance.fetch_materializations(chosen, limit=1).records,
-        *instance.fetch_observations(chosen, limit=_LOOKED_AT).records,
-    ]
-    for record in sorted(records, key=lambda record: record.storage_id, reverse=True):
-        value = _metadata(record).get("flink/watermark")
+    for record in newest_events(instance, key):
+        value = metadata_of(record).get("flink/watermark")
         if isinstance(value, TimestampMetadataValue):
             return round(value.value * 1000)
         if value is not None and value.value == END_OF_INPUT:
             return float("inf")
     return None
-
-
-def _metadata(record: EventLogRecord) -> Mapping[str, MetadataValue[Any]]:
-    event = record.asset_materialization or record.asset_observation
-    return {} if event is None else event.metadata
 
 
 def _observations_after(instance: DagsterInstance, key: AssetKey, storage_id: int) -> Iterator[EventLogRecord]:
@@ -230,7 +218,7 @@ def _observations_after(instance: DagsterInstance, key: AssetKey, storage_id: in
 
 def _late(record: EventLogRecord) -> Iterator[tuple[float, float]]:
     """Yields the periods of late rows that an observation names, in seconds since 1970."""
-    table = _metadata(record).get("flink/late_rows")
+    table = metadata_of(record).get("flink/late_rows")
     for row in table.records if isinstance(table, TableMetadataValue) else ():
         start, end = (datetime.fromisoformat(str(row.data[name])).timestamp() for name in ("from", "to"))
         yield start, end

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
@@ -20,7 +20,6 @@ from dagster_flinkpy.orchestration.upgrade.findings import SAME_ROWS, found_last
 
 if TYPE_CHECKING:
     from dagster_flinkpy.orchestration.resources import CheckpointStorageResource
-    from dagster_flinkpy.orchestration.runs.check_findings import CheckFinding
 
 __all__ = ["FlinkAssetChecks", "JobChecks", "job_checks"]
 
@@ -126,28 +125,20 @@ class FlinkAssetChecks:
 
 
 @dataclass(frozen=True)
-class _Check:
-    name: str
-    uids: Sequence[str]
-    """The operators that have the check."""
-    description: str
-    limits: Mapping[str, Any] = field(default_factory=dict)
-
-
-@dataclass(frozen=True)
 class JobChecks:
     """The checks of a job's assets."""
 
     assets: JobAssets
-    checks: Mapping[AssetCheckKey, tuple[_Check, Sequence[str]]]
-    """Each with the operators that it looks at."""
+    limits: Mapping[str, Mapping[str, Any]]
+    """Further arguments of checks, by name."""
+    operators: Mapping[AssetCheckKey, Sequence[str]]
+    """The operators that each looks at."""
 
     @property
     def specs(self) -> list[AssetCheckSpec]:
         """The specs of the checks."""
         return [
-            AssetCheckSpec(key.name, asset=key.asset_key, description=check.description)
-            for key, (check, _) in self.checks.items()
+            AssetCheckSpec(key.name, asset=key.asset_key, description=_DESCRIPTIONS[key.name]) for key in self.operators
         ]
 
     def run(self, context: AssetExecutionContext, storage: CheckpointStorageResource) -> Iterator[AssetCheckResult]:
@@ -160,7 +151,7 @@ class JobChecks:
         Raises:
             Failure: The store failed, or the latest checkpoint cannot be looked at.
         """
-        chosen = {k: of for k, of in self.checks.items() if k in context.selected_asset_check_keys}
+        chosen = {k: uids for k, uids in self.operators.items() if k in context.selected_asset_check_keys}
         if not chosen:
             return
         from dagster_flinkpy.orchestration.runs.check_findings import JobView, look, stored_bytes
@@ -171,15 +162,15 @@ class JobChecks:
             # A sensor may start a run each minute. A run of checks alone was asked for.
             by_sensor = SENSOR_NAME_TAG in context.run.tags and bool(context.selected_asset_keys)
             spare = by_sensor and stored_bytes(view) > LARGE_STATE
-            for key, (check, uids) in chosen.items():
-                if spare and check.name in _READ_ALL_STATE:
+            for key, uids in chosen.items():
+                if spare and key.name in _READ_ALL_STATE:
                     of = key.asset_key.to_user_string()
-                    context.log.info(f"Left out {check.name} of {of}: the state is large. Run the check at intervals.")
-                    continue
-                if check.name == SAME_ROWS:
+                    context.log.info(f"Left out {key.name} of {of}: the state is large. Run the check at intervals.")
+                elif key.name == SAME_ROWS:
                     yield found_last(context.instance, key, dagster_name(job.job_id))
-                    continue
-                yield _result(key, look(check.name, uids, key.asset_key, view, **check.limits))
+                else:
+                    finding = look(key.name, uids, key.asset_key, view, **self.limits.get(key.name, {}))
+                    yield AssetCheckResult(asset_key=key.asset_key, check_name=key.name, **vars(finding))
         except StorageError as error:
             raise as_failure(error, _STORE_FAILED) from error
         except FlinkPyError as error:
@@ -193,15 +184,23 @@ def job_checks(assets: JobAssets, settings: FlinkAssetChecks | None) -> JobCheck
         assets: The job's assets.
         settings: The limits; None: there are no checks.
     """
-    by_key: dict[AssetCheckKey, tuple[_Check, list[str]]] = {}
-    for check in [] if settings is None else _declared(assets, settings):
-        for uid in check.uids:
-            key = AssetCheckKey(assets.specs[assets.shown_by(uid)].key, check.name)
-            by_key.setdefault(key, (check, []))[1].append(uid)
-    return JobChecks(assets, by_key)
+    if settings is None:
+        return JobChecks(assets, {}, {})
+    limits: dict[str, dict[str, Any]] = {
+        "lag": {"max_lag": settings.max_lag, "max_event_time_lag": settings.max_event_time_lag},
+        "source_lag": {what: getattr(settings, f"max_unread_{what}") for what in _UNREAD},
+        "late_records": {"max_late_records": settings.max_late_records},
+        "checkpoint_trend": {"factor": settings.trend_factor},
+    }
+    looked_at: dict[AssetCheckKey, list[str]] = {}
+    for name, uids in _checked_operators(assets).items():
+        for uid in uids:
+            looked_at.setdefault(AssetCheckKey(assets.specs[assets.shown_by(uid)].key, name), []).append(uid)
+    return JobChecks(assets, limits, looked_at)
 
 
-def _declared(assets: JobAssets, settings: FlinkAssetChecks) -> list[_Check]:
+def _checked_operators(assets: JobAssets) -> dict[str, Sequence[str]]:
+    """Returns the operators that each check looks at."""
     graph = assets.job.graph
     stateful = [v.uid for v in graph.vertices if v.spec.keeps_state and not isinstance(v.spec, (SourceSpec, SinkSpec))]
     sources = [v.uid for v in graph.vertices if not graph.inputs(v.uid)]
@@ -218,13 +217,7 @@ def _declared(assets: JobAssets, settings: FlinkAssetChecks) -> list[_Check]:
         # A partition is one epoch without limits. And a source depends on its own previous partition, with which
         # Dagster cannot run a check of it alone.
         limited, sources = [], [v.uid for v in last]
-    limits: dict[str, dict[str, Any]] = {
-        "lag": {"max_lag": settings.max_lag, "max_event_time_lag": settings.max_event_time_lag},
-        "source_lag": {what: getattr(settings, f"max_unread_{what}") for what in _UNREAD},
-        "late_records": {"max_late_records": settings.max_late_records},
-        "checkpoint_trend": {"factor": settings.trend_factor},
-    }
-    uids = {
+    return {
         "snapshot_integrity": stateful,
         "restore_drill": stateful,
         "lag": [v.uid for v in last],
@@ -237,15 +230,3 @@ def _declared(assets: JobAssets, settings: FlinkAssetChecks) -> list[_Check]:
         # No upgrade of a partitioned job is proved. A hidden sink has no page for it.
         SAME_ROWS: [] if partitioned else [uid for uid in sinks if uid in assets.specs],
     }
-    return [_Check(name, uids[name], text, limits.get(name, {})) for name, text in _DESCRIPTIONS.items()]
-
-
-def _result(key: AssetCheckKey, finding: CheckFinding) -> AssetCheckResult:
-    return AssetCheckResult(
-        passed=finding.passed,
-        asset_key=key.asset_key,
-        check_name=key.name,
-        severity=finding.severity,
-        description=finding.description,
-        metadata=finding.metadata,
-    )

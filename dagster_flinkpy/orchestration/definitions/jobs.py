@@ -12,21 +12,6 @@ from dagster_flinkpy.orchestration.definitions.shown_operators import Show
 from dagster_flinkpy.orchestration.definitions.translator import FlinkTranslator, job_assets
 from dagster_flinkpy.orchestration.flink_job import JOB_TAG, Environment
 from dagster_flinkpy.orchestration.job_assets import asset_job, is_internal
-from dagster_flinkpy.orchestration.run_config import (
-    DisposeConfig,
-    ForkConfig,
-    ImportConfig,
-    InspectConfig,
-    RescaleConfig,
-    ResetConfig,
-    RestoreConfig,
-    RollbackConfig,
-    SavepointConfig,
-    StopConfig,
-    SweepConfig,
-    SwitchConfig,
-    UpgradeConfig,
-)
 from dagster_flinkpy.orchestration.runs.job_operations import JobOperations
 
 __all__ = ["build_flink_jobs"]
@@ -99,14 +84,13 @@ def build_flink_jobs(
     operations = JobOperations(assets, spark_resource_key, checkpoint_storage_resource_key)
     keys, text = frozenset(assets.keys), f"Takes a checkpoint of job {program.job_id}."
     checkpoint = asset_job(program.job_id, keys, "checkpoint", text)
-    return [checkpoint, *_jobs_of(operations)]
+    return [checkpoint, *_jobs_of_attempts(operations), *_jobs_beside(operations)]
 
 
 def _build(
     operations: JobOperations,
     verb: str,
     step_name: str,
-    config: type[Config],
     perform: Callable[[OpExecutionContext, Any], Any],
     description: str,
     *,
@@ -120,8 +104,7 @@ def _build(
         operations: What the jobs of the program do.
         verb: The last part of its name.
         step_name: The name of its step.
-        config: What its step is told.
-        perform: What its step does.
+        perform: What its step does, with the type of its config.
         description: What it is for.
         attempt: Whether its run works on the job. No other run waits for one that does not. Default: True.
         spark: Whether its step needs Spark although its run does not work on the job. Default: False.
@@ -132,8 +115,8 @@ def _build(
         return perform(context, config)
 
     # Dagster reads the config and the output of a step from the annotations of its function.
-    output = get_type_hints(perform)["return"]
-    function.__annotations__.update({"config": config, "return": output})
+    hints = get_type_hints(perform)
+    function.__annotations__.update({name: hints[name] for name in ("config", "return")})
     keys = {operations.storage_key, *([operations.spark_key] if attempt or spark else [])}
     tags = {JOB_TAG: operations.job.job_id} if attempt else {}
     step = op(name=step_name, required_resource_keys=keys, tags=tags)(function)
@@ -146,145 +129,105 @@ def _build(
     return only
 
 
-def _jobs_of(operations: JobOperations) -> list[JobDefinition]:
+def _jobs_of_attempts(operations: JobOperations) -> list[JobDefinition]:
+    """The jobs whose runs work on the job."""
     job_id, name = operations.job.job_id, operations.job.dagster_name
     build = partial(_build, operations)
-    vertices, savepoint_of_job = operations.job.graph.vertices, {"savepoint_path": f"savepoint-{job_id}-"}
     return [
         build(
             "savepoint",
             f"take_savepoint_of_{name}",
-            SavepointConfig,
             operations.take_savepoint,
             f"Keeps the last completed checkpoint of job {job_id}, or its next one if it is running, as a savepoint.",
         ),
         build(
             "restore",
             f"restore_{name}",
-            RestoreConfig,
             operations.restore,
             f"Makes a savepoint the latest checkpoint of job {job_id}, at the same or another parallelism. {_CHOICES}",
-            example=savepoint_of_job,
+            example={"savepoint_path": f"savepoint-{job_id}-"},
         ),
         build(
             "rescale",
             f"rescale_{name}",
-            RescaleConfig,
             operations.rescale,
             f"Spreads the latest checkpoint of job {job_id} over another parallelism. If the job is running, it "
             "continues in the same run.",
-            example={"parallelism": max(vertex.parallelism for vertex in vertices)},
+            example={"parallelism": max(vertex.parallelism for vertex in operations.job.graph.vertices)},
         ),
         build(
             "reset",
             f"reset_{name}",
-            ResetConfig,
             operations.reset,
             f"Takes job {job_id} back to an older checkpoint that is still kept. Committed rows stay. "
             "If the checkpoint is no longer kept, the run fails and its error lists the kept ones.",
             example={"checkpoint_id": 1},
         ),
-        build("stop", f"stop_{name}", StopConfig, operations.stop, f"Stops job {job_id} with a savepoint."),
-        *_jobs_of_versions(operations),
-        # The runs of these do not work on the job.
-        *_jobs_on_savepoints(operations, savepoint_of_job),
-        *_jobs_on_forks(operations),
-        *_upkeep_jobs(operations),
-    ]
-
-
-def _jobs_of_versions(operations: JobOperations) -> list[JobDefinition]:
-    build, job_id, name = partial(_build, operations), operations.job.job_id, operations.job.dagster_name
-    return [
+        build("stop", f"stop_{name}", operations.stop, f"Stops job {job_id} with a savepoint."),
         build(
             "switch",
             f"switch_{name}",
-            SwitchConfig,
             operations.switch,
             f"Brings the state of job {job_id} to this version of the program, and keeps the old state as a fork.",
         ),
         build(
             "rollback",
             f"roll_back_{name}",
-            RollbackConfig,
             operations.roll_back,
             f"Brings job {job_id} back to this version of the program, whose state the switch has kept.",
         ),
     ]
 
 
-def _jobs_on_savepoints(operations: JobOperations, savepoint_of_job: Mapping[str, str]) -> list[JobDefinition]:
-    build, job_id, name = partial(_build, operations), operations.job.job_id, operations.job.dagster_name
+def _jobs_beside(operations: JobOperations) -> list[JobDefinition]:
+    """The jobs whose runs do not work on the job, so that others need not wait for them."""
+    build, job_id, name = partial(_build, operations, attempt=False), operations.job.job_id, operations.job.dagster_name
+    graph = operations.job.graph
+    with_state = (v.uid for v in graph.vertices if v.spec.keeps_state and graph.inputs(v.uid) and not is_internal(v))
     return [
         build(
             "import",
             f"import_for_{name}",
-            ImportConfig,
             operations.import_state,
             f"Makes a savepoint for job {job_id} of one of Flink, or of a checkpoint of Spark. Then restore it with "
             f"{name}_restore.",
-            attempt=False,
             spark=True,
             example={"flink_savepoint": "", "target": ""},
         ),
         build(
             "dispose",
             f"dispose_savepoint_of_{name}",
-            DisposeConfig,
             operations.dispose,
             f"Deletes a savepoint. {_CHOICES}",
-            attempt=False,
-            example=savepoint_of_job,
+            example={"savepoint_path": f"savepoint-{job_id}-"},
         ),
-    ]
-
-
-def _jobs_on_forks(operations: JobOperations) -> list[JobDefinition]:
-    build, job_id, name = partial(_build, operations), operations.job.job_id, operations.job.dagster_name
-    return [
         build(
             "fork",
             f"fork_{name}",
-            ForkConfig,
             operations.fork,
             f"Creates a job that continues from the state of job {job_id}, which goes on. Its sinks must write "
             "elsewhere.",
-            attempt=False,
             example={"name": f"{job_id}_fork"},
         ),
         build(
             "upgrade",
             f"prove_upgrade_of_{name}",
-            UpgradeConfig,
             operations.upgrade,
             f"Runs this version of job {job_id} and another one on the last input, on forks, and compares their rows.",
-            attempt=False,
             spark=True,
             example={"from_program": ""},
         ),
-    ]
-
-
-def _upkeep_jobs(operations: JobOperations) -> list[JobDefinition]:
-    build = partial(_build, operations)
-    job_id, name, graph = operations.job.job_id, operations.job.dagster_name, operations.job.graph
-    with_state = (v.uid for v in graph.vertices if v.spec.keeps_state and graph.inputs(v.uid) and not is_internal(v))
-    return [
         build(
             "sweep",
             f"sweep_{name}",
-            SweepConfig,
             operations.sweep,
             f"Deletes files that failed epochs of job {job_id} have left behind, and old savepoints.",
-            attempt=False,
         ),
         build(
             "inspect",
             f"inspect_{name}",
-            InspectConfig,
             operations.inspect,
             f"Shows the state of one key of job {job_id}.",
-            attempt=False,
             example={"uid": next(with_state, ""), "key": ""},
         ),
     ]

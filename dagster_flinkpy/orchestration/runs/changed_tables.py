@@ -7,9 +7,9 @@ date that come behind the others.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from dagster import AssetKey, AssetRecordsFilter, DagsterInstance, DataVersion, EventLogRecord
+from dagster import AssetKey, DagsterInstance, DataVersion, EventLogRecord, MetadataValue
 
 from dagster_flinkpy.datastream.operator_specs import BlockingEdgeSinkSpec, SinkSpec
 from dagster_flinkpy.orchestration.dagster_internals import extract_data_version_from_entry
@@ -18,10 +18,10 @@ from dagster_flinkpy.orchestration.job_assets import JobAssets
 if TYPE_CHECKING:
     from dagster_flinkpy.checkpoint.reports.completed_epoch import CompletedEpoch
 
-__all__ = ["ChangedTables", "last_event", "recorded_checkpoint"]
+__all__ = ["LOOKED_AT", "ChangedTables", "metadata_of", "newest_events", "recorded_checkpoint"]
 
-_LOOKED_AT = 20
-"""How many observations are searched for one with a data version."""
+LOOKED_AT = 20
+"""How many observations are searched. Few have neither a data version nor a watermark: late rows, savepoints."""
 
 
 class ChangedTables:
@@ -79,14 +79,25 @@ class ChangedTables:
         return None if self._parts[uid] in self._changed else self._versions.get(uid)
 
 
-def last_event(instance: DagsterInstance, key: AssetKey) -> EventLogRecord | None:
-    """Returns the newest materialization or observation of an asset."""
-    chosen = AssetRecordsFilter(key)
+def newest_events(instance: DagsterInstance, key: AssetKey, *, observations: int = LOOKED_AT) -> list[EventLogRecord]:
+    """Returns the last materialization and the last observations of an asset, the newest first.
+
+    Args:
+        instance: Where the events are.
+        key: The asset.
+        observations: How many of them.
+    """
     events = [
-        *instance.fetch_materializations(chosen, limit=1).records,
-        *instance.fetch_observations(chosen, limit=1).records,
+        *instance.fetch_materializations(key, limit=1).records,
+        *instance.fetch_observations(key, limit=observations).records,
     ]
-    return max(events, key=lambda event: event.storage_id, default=None)
+    return sorted(events, key=lambda event: event.storage_id, reverse=True)
+
+
+def metadata_of(event: EventLogRecord) -> Mapping[str, MetadataValue[Any]]:
+    """Returns the metadata of a materialization or observation."""
+    recorded = event.asset_materialization or event.asset_observation
+    return recorded.metadata if recorded else {}
 
 
 def recorded_checkpoint(instance: DagsterInstance, key: AssetKey) -> object:
@@ -99,16 +110,11 @@ def recorded_checkpoint(instance: DagsterInstance, key: AssetKey) -> object:
         instance: Where the events are.
         key: The asset.
     """
-    chosen = AssetRecordsFilter(key)
-    observed = instance.fetch_observations(chosen, limit=_LOOKED_AT).records
-    events = [
-        *instance.fetch_materializations(chosen, limit=1).records,
-        *(each for each in observed if extract_data_version_from_entry(each.event_log_entry) is not None),
-    ]
-    event = max(events, key=lambda event: event.storage_id, default=None)
-    recorded = event and (event.asset_materialization or event.asset_observation)
-    entry = recorded.metadata.get("flink/checkpoint_id") if recorded else None
-    return None if entry is None else entry.value
+    for event in newest_events(instance, key):
+        if event.asset_materialization or extract_data_version_from_entry(event.event_log_entry) is not None:
+            entry = metadata_of(event).get("flink/checkpoint_id")
+            return None if entry is None else entry.value
+    return None
 
 
 def _has_changed(epoch: CompletedEpoch, uid: str) -> bool:

@@ -25,7 +25,7 @@ from dagster_flinkpy.metrics import LATE_RECORDS_DROPPED
 from dagster_flinkpy.orchestration.flink_job import FlinkJob
 from dagster_flinkpy.orchestration.job_assets import JobAssets
 from dagster_flinkpy.orchestration.program import RestoreForecast, forecast
-from dagster_flinkpy.orchestration.runs.changed_tables import last_event
+from dagster_flinkpy.orchestration.runs.changed_tables import metadata_of, newest_events
 from dagster_flinkpy.orchestration.runs.runs_of_job import active_runs, recent_runs
 from dagster_flinkpy.runtime.master.commits.committers import Committers
 from dagster_flinkpy.runtime.master.watchdog import Watchdog
@@ -306,11 +306,8 @@ def _late_records(view: _View, max_late_records: int | None) -> CheckFinding:
 
 def _late_of_last_event(view: _View) -> int | None:
     """Returns the number in the asset's last event; None if that is not of the last checkpoint."""
-    event = last_event(view.of_job.instance, view.asset)
-    recorded = (event.asset_materialization or event.asset_observation) if event else None
-    if recorded is None:
-        return None
-    metadata = recorded.metadata
+    events = newest_events(view.of_job.instance, view.asset, observations=1)
+    metadata = metadata_of(events[0]) if events else {}
     name = "flink/late_records_dropped" if view.uid in view.of_job.assets.specs else f"{view.uid}/late_records_dropped"
     checkpoint, dropped = metadata.get(_CHECKPOINT), metadata.get(name)
     if checkpoint is None or checkpoint.value != view.latest.checkpoint_id or not isinstance(dropped, IntMetadataValue):

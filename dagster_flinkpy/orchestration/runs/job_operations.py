@@ -72,13 +72,9 @@ class JobOperations:
 
     def take_savepoint(self, context: OpExecutionContext, config: SavepointConfig) -> str:
         """Keeps a checkpoint as a savepoint, and returns its path: the next one of a running job, or the last one."""
-        from dagster_flinkpy.checkpoint.requests import Order, RequestKind
-
         with flink_failures(context.log):
-            target = self._target(context, config)
-            order = Order(RequestKind.SAVEPOINT, target=target, format_type=config.format_type)
-            if (answer := self._ask(context, order)) is not None:
-                path, kept = self._savepoint_of(context, answer)
+            if (answer := self._ask_for_savepoint(context, "savepoint", config)) is not None:
+                path, kept = answer
             else:
                 with self._attempt(context, "savepoint") as attempt:
                     path = attempt.savepoint(config.target, config.format_type)
@@ -90,13 +86,9 @@ class JobOperations:
 
     def stop(self, context: OpExecutionContext, config: StopConfig) -> str:
         """Takes a last checkpoint, keeps it as a savepoint, and returns its path."""
-        from dagster_flinkpy.checkpoint.requests import Order, RequestKind
-
         with flink_failures(context.log):
-            target = self._target(context, config)
-            order = Order(RequestKind.STOP, target=target, format_type=config.format_type, drain=config.drain)
-            if (answer := self._ask(context, order)) is not None:
-                path, last = self._savepoint_of(context, answer)
+            if (answer := self._ask_for_savepoint(context, "stop", config, drain=config.drain)) is not None:
+                path, last = answer
             else:
                 with self._attempt(context, "stop") as attempt:
                     path = attempt.stop_with_savepoint(config.target, config.format_type, drain=config.drain)
@@ -320,18 +312,23 @@ class JobOperations:
     def _ask(self, context: OpExecutionContext, order: Order) -> Answer | None:
         return ask_running_job(context, self.assets, self._location(context), order)
 
-    def _target(self, context: OpExecutionContext, config: SavepointConfig) -> str | None:
-        """Returns the target as a URL, because the job may run in another working directory."""
-        return None if config.target is None else replace(self._location(context), url=config.target).url
-
-    def _savepoint_of(self, context: OpExecutionContext, answer: Answer) -> tuple[str, CheckpointMetadata]:
-        """Returns the path and the metadata of the savepoint that a running job has written."""
+    def _ask_for_savepoint(
+        self, context: OpExecutionContext, kind: str, config: SavepointConfig, *, drain: bool = False
+    ) -> tuple[str, CheckpointMetadata] | None:
+        """Returns the path and the metadata of the savepoint that a running job has written; None if none runs."""
+        from dagster_flinkpy.checkpoint.requests import Order, RequestKind
         from dagster_flinkpy.checkpoint.savepoints.savepoint import load_savepoint
         from dagster_flinkpy.checkpoint.savepoints.stored_savepoints import savepoint_location
 
+        location = self._location(context)
+        # The job may run in another working directory, so it is told a URL.
+        target = None if config.target is None else replace(location, url=config.target).url
+        answer = self._ask(context, Order(RequestKind(kind), target, config.format_type, drain))
+        if answer is None:
+            return None
         assert answer.savepoint is not None, "the request was done"
-        job = self._location(context).child(self.job.job_id)
-        return answer.savepoint, load_savepoint(savepoint_location(answer.savepoint, job).open())
+        folder = savepoint_location(answer.savepoint, location.child(self.job.job_id))
+        return answer.savepoint, load_savepoint(folder.open())
 
     def _checkpoint_of(self, context: OpExecutionContext, answer: Answer) -> CheckpointMetadata:
         """Returns the metadata of the checkpoint that a running job has taken, or of a later one that replaced it."""

@@ -9,12 +9,13 @@ from collections.abc import Sequence
 from datetime import datetime
 from typing import TYPE_CHECKING
 
-from dagster import AssetKey, AssetObservation, AssetRecordsFilter, DagsterInstance
+from dagster import AssetKey, AssetObservation, DagsterInstance
 
 from dagster_flinkpy.checkpoint.reports.late_rows import LateRows, late_rows
 from dagster_flinkpy.common.clock import datetime_of_millis
 from dagster_flinkpy.orchestration.dagster_internals import record_at_once
 from dagster_flinkpy.orchestration.metadata_set import FlinkCheckpointMetadataSet
+from dagster_flinkpy.orchestration.runs.changed_tables import LOOKED_AT, metadata_of
 from dagster_flinkpy.orchestration.runs.job_run import JobRun
 from dagster_flinkpy.orchestration.tables import table
 
@@ -25,8 +26,6 @@ __all__ = ["has_late_rows", "observe_late_rows", "observe_late_rows_once"]
 
 _FIRST_MS, _LAST_MS = -62_135_596_800_000, 253_402_300_799_000
 """The years 1 to 9999, which Python's datetimes have."""
-_LOOKED_AT = 20
-"""How many observations are searched for one that has been recorded already."""
 _CHECKPOINT = "flink/late_rows_checkpoint"
 
 
@@ -76,6 +75,5 @@ def _time(milliseconds: int) -> datetime:
 
 def _observed(instance: DagsterInstance, key: AssetKey) -> set[object]:
     """Returns the checkpoints whose late rows have been observed lately."""
-    records = instance.fetch_observations(AssetRecordsFilter(key), limit=_LOOKED_AT).records
-    entries = (each.asset_observation and each.asset_observation.metadata.get(_CHECKPOINT) for each in records)
-    return {entry.value for entry in entries if entry}
+    records = instance.fetch_observations(key, limit=LOOKED_AT).records
+    return {entry.value for each in records if (entry := metadata_of(each).get(_CHECKPOINT)) is not None}

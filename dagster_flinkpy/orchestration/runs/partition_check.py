@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
 
 from dagster import (
     AssetCheckEvaluation,
@@ -53,14 +54,7 @@ def partition_results(
     selected = context.selected_asset_check_keys
     for asset in assets:
         if AssetCheckKey(asset, PARTITIONS_UP_TO_DATE) in selected:
-            yield AssetCheckResult(
-                passed=not stale,
-                asset_key=asset,
-                check_name=PARTITIONS_UP_TO_DATE,
-                severity=AssetCheckSeverity.WARN,
-                description=_description(stale),
-                metadata=_metadata(stale),
-            )
+            yield AssetCheckResult(asset_key=asset, check_name=PARTITIONS_UP_TO_DATE, **_finding(stale))
         else:
             record_partitions(context, [asset], stale)
 
@@ -70,26 +64,15 @@ def record_partitions(
 ) -> None:
     """Records the check in a run that fails. Takes the arguments of `partition_results`."""
     for asset in assets:
-        context.log_event(
-            AssetCheckEvaluation(
-                asset_key=asset,
-                check_name=PARTITIONS_UP_TO_DATE,
-                passed=not stale,
-                severity=AssetCheckSeverity.WARN,
-                description=_description(stale),
-                metadata=_metadata(stale),
-            )
-        )
+        context.log_event(AssetCheckEvaluation(asset, PARTITIONS_UP_TO_DATE, **_finding(stale)))
 
 
-def _description(stale: Sequence[PartitionEnd]) -> str:
-    if not stale:
-        return "Each partition was computed from the current end state of the previous one."
-    first, last = stale[0].partition, stale[-1].partition
-    which = f"Partition {first} was" if len(stale) == 1 else f"{len(stale)} partitions, {first} to {last}, were"
-    return f"{which} computed before an earlier partition was run again. Run them again, in order."
-
-
-def _metadata(stale: Sequence[PartitionEnd]) -> dict[str, MetadataValue]:
-    named = [end.partition for end in stale[:_MOST_NAMED]]
-    return {"outdated": MetadataValue.int(len(stale)), "partitions": MetadataValue.json(named)}
+def _finding(stale: Sequence[PartitionEnd]) -> dict[str, Any]:
+    said = "Each partition was computed from the current end state of the previous one."
+    if stale:
+        first, last = stale[0].partition, stale[-1].partition
+        which = f"Partition {first} was" if len(stale) == 1 else f"{len(stale)} partitions, {first} to {last}, were"
+        said = f"{which} computed before an earlier partition was run again. Run them again, in order."
+    named = MetadataValue.json([end.partition for end in stale[:_MOST_NAMED]])
+    facts = {"outdated": MetadataValue.int(len(stale)), "partitions": named}
+    return {"passed": not stale, "severity": AssetCheckSeverity.WARN, "description": said, "metadata": facts}

@@ -178,7 +178,7 @@ def build_checkpoint_sensor(
         from dagster_flinkpy.orchestration.sensors.checkpoint_requests import CheckpointRequests
 
         asked = CheckpointRequests(context.cursor, f"Dagster sensor {sensor_name}")
-        time, job_names = LookTime(len(targets)), {t.job_id: job.name for t, job in zip(targets, jobs, strict=True)}
+        time = LookTime(len(targets))
 
         def decide(target: FlinkTarget) -> RunRequest | str:
             most = time.share()
@@ -189,7 +189,7 @@ def build_checkpoint_sensor(
                 return asked.ask(storage.child(target.job_id), target.job_id, status.runs_on)
             if reason := looks[target.job_id].reason_to_wait(storage.child(target.job_id), context.instance, most):
                 return reason
-            return _request(target, context.instance, status, job_names[target.job_id])
+            return _request(target, context.instance, status)
 
         return tick_result(context, targets, decide, asked)
 
@@ -246,11 +246,11 @@ def _status(
     )
 
 
-def _request(target: FlinkTarget, instance: DagsterInstance, status: JobAtTick, job_name: str) -> RunRequest:
+def _request(target: FlinkTarget, instance: DagsterInstance, status: JobAtTick) -> RunRequest:
     checkpoint_id = 1 + (status.last_checkpoint_id or 0)
     return RunRequest(
         run_key=next_run_key(instance, _tries(target, checkpoint_id), f"{target.job_id}-{checkpoint_id}-"),
-        job_name=job_name,
+        job_name=f"{target.dagster_name}_checkpoint",
         tags={JOB_TAG: target.job_id, CHECKPOINT_TAG: str(checkpoint_id)},
     )
 

@@ -6,8 +6,7 @@ import math
 import random
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import cache
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from dagster import (
     AssetsDefinition,
@@ -25,6 +24,7 @@ from dagster import (
 )
 
 from dagster_flinkpy.common.clock import current_millis, epoch_millis
+from dagster_flinkpy.common.restart_strategies import ExponentialDelayRestart, RestartStrategy
 from dagster_flinkpy.orchestration.dagster_internals import (
     ASSET_PARTITION_RANGE_END_TAG,
     ASSET_PARTITION_RANGE_START_TAG,
@@ -47,14 +47,10 @@ from dagster_flinkpy.orchestration.runs.runs_of_job import (
 )
 from dagster_flinkpy.orchestration.sensors.targets import SKEW_MS, FlinkTarget, flink_targets, tick_result
 
-if TYPE_CHECKING:
-    from dagster_flinkpy.common.restart_strategies import RestartStrategy
-
 __all__ = [
     "JobHistory",
     "Restart",
     "build_restart_sensor",
-    "default_strategy",
     "ended_as_planned",
     "hopeless_error",
     "next_restart",
@@ -169,7 +165,7 @@ def build_restart_sensor(
             # `words` is what flink_assets returned
             restart = build_restart_sensor(words, strategy=FixedDelayRestart(attempts=3, delay=timedelta(seconds=30)))
     """
-    targets = flink_targets(assets, builder="build_restart_sensor")
+    targets, chosen = flink_targets(assets, builder="build_restart_sensor"), strategy or ExponentialDelayRestart()
     jobs = [target.asset_job("restart", f"Restarts job {target.job_id} after a failure.") for target in targets]
 
     @sensor(
@@ -180,10 +176,8 @@ def build_restart_sensor(
         description="Restarts each job whose last run failed, according to the restart strategy.",
     )
     def restart_sensor(context: SensorEvaluationContext) -> SensorResult:
-        chosen = strategy or default_strategy()
         histories = {target.job_id: JobHistory.of(context.instance, target) for target in targets}
         failed = [job_id for job_id, history in histories.items() if history.failed]
-        job_names = {target.job_id: job.name for target, job in zip(targets, jobs, strict=True)}
 
         def decide(target: FlinkTarget) -> RunRequest | str:
             history = histories[target.job_id]
@@ -199,19 +193,11 @@ def build_restart_sensor(
             if isinstance(answer, str):
                 return answer
             context.log.info(f"Job {target.job_id}: {answer.reason}")
-            return restart_request(context.instance, target, answer, job_names[target.job_id])
+            return restart_request(context.instance, target, answer)
 
         return tick_result(context, targets, decide)
 
     return restart_sensor
-
-
-@cache
-def default_strategy() -> RestartStrategy:
-    """Returns the strategy of sensors that are given none."""
-    from dagster_flinkpy.common.restart_strategies import ExponentialDelayRestart
-
-    return ExponentialDelayRestart()
 
 
 def _failures(runs: Sequence[RunRecord], strategy: RestartStrategy, planned: Callable[[DagsterRun], bool]) -> list[int]:
@@ -337,7 +323,7 @@ def _is_upkeep(run: DagsterRun, target: FlinkTarget) -> bool:
     return run.is_finished and operation is not None and (not run.is_success or operation == "savepoint")
 
 
-def restart_request(instance: DagsterInstance, target: FlinkTarget, restart: Restart, job_name: str) -> RunRequest:
+def restart_request(instance: DagsterInstance, target: FlinkTarget, restart: Restart) -> RunRequest:
     """Returns the request for the run that replaces a failed one, with its config and its partitions."""
     run, step = restart.of, target.dagster_name
     config: dict[str, Any] = dict(run.run_config)
@@ -350,7 +336,7 @@ def restart_request(instance: DagsterInstance, target: FlinkTarget, restart: Res
     }
     return RunRequest(
         run_key=f"{target.job_id}-restart-of-{run.run_id}",
-        job_name=job_name,
+        job_name=f"{step}_restart",
         run_config=config,
         partition_key=run.tags.get(PARTITION_NAME_TAG),
         tags={**kept, JOB_TAG: target.job_id, RESTART_TAG: run.run_id, FIRST_TRY_TAG: first_try(instance, run)},

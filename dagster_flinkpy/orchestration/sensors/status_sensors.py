@@ -78,17 +78,17 @@ def build_job_status_sensors(
         )
         def status_sensor(context: RunStatusSensorContext) -> SkipReason:
             run = context.dagster_run
-            job = _job_of(context.instance, run, targets)
-            if job is None:
+            mine = [each for each in targets if works_on(context.instance, run, each.job_id, each.keys)]
+            if not mine:
                 return SkipReason(f"Run {run.run_id} does not belong to a job of {checkpoint_sensor.name}.")
             if run.remote_job_origin is None:
                 return SkipReason(f"Run {run.run_id} was not launched from a code location.")
-            if reason := _reason_to_leave(context.instance, run, targets, status):
+            if reason := _reason_to_leave(context.instance, run, mine, status):
                 return SkipReason(reason)
             changed = switch_sensor(context.instance, run, checkpoint_sensor, on=switch_on)
             what = f"switched {verb}" if changed else f"is {verb} already"
             return SkipReason(
-                f"{checkpoint_sensor.name} {what}: run {run.run_id} of job {job} is {status.value.lower()}."
+                f"{checkpoint_sensor.name} {what}: run {run.run_id} of job {mine[0].job_id} is {status.value.lower()}."
             )
 
         return status_sensor
@@ -96,16 +96,10 @@ def build_job_status_sensors(
     return [one(_ON), *(one(status) for status in _OFF)]
 
 
-def _job_of(instance: DagsterInstance, run: DagsterRun, targets: Sequence[FlinkTarget]) -> str | None:
-    mine = (target.job_id for target in targets if works_on(instance, run, target.job_id, target.keys))
-    return next(mine, None)
-
-
 def _reason_to_leave(
-    instance: DagsterInstance, run: DagsterRun, targets: Sequence[FlinkTarget], status: DagsterRunStatus
+    instance: DagsterInstance, run: DagsterRun, mine: Sequence[FlinkTarget], status: DagsterRunStatus
 ) -> str | None:
     """Returns why a run changes nothing. The sensors tick independently, so what happens may arrive in any order."""
-    mine = [one for one in targets if works_on(instance, run, one.job_id, one.keys)]
     if status == _ON:
         now = instance.get_run_by_id(run.run_id)
         if now is not None and now.status in _OFF:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING
 
 from dagster import (
     AssetsDefinition,
@@ -18,12 +17,12 @@ from dagster import (
 )
 
 from dagster_flinkpy.common.clock import current_millis, datetime_of_millis
+from dagster_flinkpy.common.restart_strategies import ExponentialDelayRestart, RestartStrategy
 from dagster_flinkpy.errors import ConfigurationError
 from dagster_flinkpy.orchestration.flink_job import JOB_TAG
 from dagster_flinkpy.orchestration.run_config import FlinkRunConfig
 from dagster_flinkpy.orchestration.sensors.restart_sensor import (
     JobHistory,
-    default_strategy,
     ended_as_planned,
     hopeless_error,
     next_restart,
@@ -31,9 +30,6 @@ from dagster_flinkpy.orchestration.sensors.restart_sensor import (
 )
 from dagster_flinkpy.orchestration.sensors.targets import FlinkTarget, flink_targets, runs_alive, tick_result
 from dagster_flinkpy.storage import StorageLocation
-
-if TYPE_CHECKING:
-    from dagster_flinkpy.common.restart_strategies import RestartStrategy
 
 __all__ = ["build_supervising_sensor"]
 
@@ -109,12 +105,11 @@ def build_supervising_sensor(
     )
     def supervising_sensor(context: SensorEvaluationContext) -> SensorResult:
         storage = getattr(context.resources, checkpoint_storage_resource_key).location()
-        job_names = {target.job_id: job.name for target, job in zip(targets, jobs, strict=True)}
 
         def decide(target: FlinkTarget) -> RunRequest | str:
             if reason := _reason_to_leave(target, context.instance, storage.child(target.job_id), context.log.warning):
                 return reason
-            return _start(target, context.instance, strategy, job_names[target.job_id], config, tags or {})
+            return _start(target, context.instance, strategy or ExponentialDelayRestart(), config, tags or {})
 
         return tick_result(context, targets, decide)
 
@@ -145,8 +140,7 @@ def _reason_to_leave(
 def _start(
     target: FlinkTarget,
     instance: DagsterInstance,
-    strategy: RestartStrategy | None,
-    job_name: str,
+    strategy: RestartStrategy,
     config: FlinkRunConfig,
     tags: Mapping[str, str],
 ) -> RunRequest | str:
@@ -157,17 +151,17 @@ def _start(
         answer = next_restart(
             target,
             history.runs,
-            strategy or default_strategy(),
+            strategy,
             current_millis(),
             hopeless=hopeless_error(instance, history),
             planned=ended_as_planned(instance, target),
         )
-        return answer if isinstance(answer, str) else restart_request(instance, target, answer, job_name)
+        return answer if isinstance(answer, str) else restart_request(instance, target, answer)
     if last is not None and last.status == DagsterRunStatus.CANCELED:
         return f"Job {target.job_id}: run {last.run_id} was canceled. Start it by hand."
     return RunRequest(
         run_key=f"{target.job_id}-start-after-{last.run_id if last else 'none'}",
-        job_name=job_name,
+        job_name=f"{target.dagster_name}_restart",
         run_config={"ops": {target.dagster_name: {"config": config.model_dump(mode="json")}}},
         tags={**tags, JOB_TAG: target.job_id},
     )

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import timedelta
+from typing import Any
 
 from dagster import (
     AssetKey,
@@ -25,7 +28,9 @@ from dagster_flinkpy.orchestration.runs.exclusive_run import is_silent, last_sig
 from dagster_flinkpy.orchestration.runs.runs_of_job import active_runs
 from dagster_flinkpy.storage.lease import LeaderRecord
 
-__all__ = ["SKEW_MS", "FlinkTarget", "flink_targets", "runs_alive", "tick_result"]
+__all__ = ["SKEW_MS", "FlinkTarget", "JobCursor", "flink_targets", "runs_alive", "tick_result"]
+
+_CURSOR_VERSION = 1
 
 SKEW_MS = 5 * 60_000
 """A time further ahead is of a clock that was wrong. A job that waited for it would do nothing until then."""
@@ -115,6 +120,26 @@ def runs_alive(
         else:
             alive.append(run)
     return alive
+
+
+class JobCursor(dict[str, Any]):
+    """What a sensor remembers of each job, by its id. Its text is the cursor of the sensor.
+
+    Args:
+        text: The cursor as the last tick left it. Other text is ignored, because the runs show what was requested.
+        name: What is remembered.
+    """
+
+    def __init__(self, text: str | None, name: str) -> None:
+        super().__init__()
+        self._name = name
+        with suppress(ValueError, TypeError, KeyError, AttributeError):
+            data = json.loads(text or "{}")
+            if data["version"] == _CURSOR_VERSION:
+                self.update(data[name])
+
+    def __str__(self) -> str:
+        return json.dumps({"version": _CURSOR_VERSION, self._name: self})
 
 
 def tick_result(

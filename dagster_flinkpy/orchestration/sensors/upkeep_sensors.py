@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
@@ -29,14 +28,13 @@ from dagster_flinkpy.orchestration.dagster_internals import WILL_RETRY_TAG, Unre
 from dagster_flinkpy.orchestration.flink_job import JOB_TAG
 from dagster_flinkpy.orchestration.run_config import SavepointConfig, SweepConfig
 from dagster_flinkpy.orchestration.runs.runs_of_job import SAVEPOINT_TAG, active_runs, next_run_key, runs_on
-from dagster_flinkpy.orchestration.sensors.targets import FlinkTarget, flink_targets, tick_result
+from dagster_flinkpy.orchestration.sensors.targets import FlinkTarget, JobCursor, flink_targets, tick_result
 
 if TYPE_CHECKING:
     from dagster_flinkpy.checkpoint.metadata import CheckpointMetadata
 
 __all__ = ["build_retention_sensor", "build_savepoint_sensor"]
 
-_CURSOR_VERSION = 1
 _TRIES = 3
 
 
@@ -105,11 +103,11 @@ def build_savepoint_sensor(
         from dagster_flinkpy.checkpoint.store import CompletedCheckpointStore
 
         storage = getattr(context.resources, checkpoint_storage_resource_key).location()
-        cursor, now_ms = _Cursor.parse(context.cursor), current_millis()
+        cursor, now_ms = JobCursor(context.cursor, "jobs"), current_millis()
 
         def decide(target: FlinkTarget) -> RunRequest | str:
             latest = CompletedCheckpointStore(storage.child(target.job_id).open()).latest()
-            asked = _AskedSavepoint.find(context.instance, target, latest, cursor.jobs.get(target.job_id))
+            asked = _AskedSavepoint.find(context.instance, target, latest, cursor.get(target.job_id))
             if reason := _no_savepoint(target, latest, asked, interval, condition, now_ms):
                 return reason
             found = active_runs(context.instance, target.job_id, target.keys)
@@ -121,7 +119,7 @@ def build_savepoint_sensor(
             prefix = f"{target.job_id}-savepoint-of-{latest.checkpoint_id}-"
             key = next_run_key(context.instance, RunsFilter(tags=tags), prefix)
             request = _request(target, by_name, "savepoint", key, config or SavepointConfig(), tags)
-            cursor.jobs[target.job_id] = {"checkpoint_id": latest.checkpoint_id, "at_ms": now_ms, "tries": tries}
+            cursor[target.job_id] = {"checkpoint_id": latest.checkpoint_id, "at_ms": now_ms, "tries": tries}
             return request
 
         return tick_result(context, targets, decide, cursor)
@@ -181,40 +179,21 @@ def build_retention_sensor(
         description="Deletes unreferenced files, old savepoints and old runs.",
     )
     def retention_sensor(context: SensorEvaluationContext) -> SensorResult:
-        cursor, now_ms = _Cursor.parse(context.cursor), current_millis()
+        cursor, now_ms = JobCursor(context.cursor, "jobs"), current_millis()
 
         def decide(target: FlinkTarget) -> RunRequest | str:
-            last = cursor.jobs.get(target.job_id)
+            last = cursor.get(target.job_id)
             left = None if last is None else _left(last["at_ms"], interval, now_ms)
             if left is not None:
                 return f"Job {target.job_id}: the next sweep is due in {left}."
             key = f"{target.job_id}-sweep-at-{now_ms}"
             request = _request(target, by_name, "sweep", key, config or SweepConfig(), {})
-            cursor.jobs[target.job_id] = {"at_ms": now_ms}
+            cursor[target.job_id] = {"at_ms": now_ms}
             return request
 
         return tick_result(context, targets, decide, cursor)
 
     return retention_sensor
-
-
-@dataclass
-class _Cursor:
-    """What a sensor remembers for each job: when it last requested a run, and for which checkpoint."""
-
-    jobs: dict[str, dict[str, int]] = field(default_factory=dict)
-
-    @staticmethod
-    def parse(text: str | None) -> _Cursor:
-        """Parses what :meth:`__str__` wrote. Ignores other versions, because the runs show what was requested."""
-        try:
-            data = json.loads(text or "{}")
-            return _Cursor(dict(data["jobs"])) if data.get("version") == _CURSOR_VERSION else _Cursor()
-        except (ValueError, TypeError, AttributeError, KeyError):
-            return _Cursor()
-
-    def __str__(self) -> str:
-        return json.dumps({"version": _CURSOR_VERSION, "jobs": self.jobs})
 
 
 @dataclass(frozen=True)
