@@ -197,7 +197,7 @@ def evolution_since(
             found.append(_compared(OperatorEvolution(vertex.uid, Change.ADDED, outcome(vertex.uid)), before, graph))
     for operator in metadata.operators:
         if operator.uid not in targets and (operator.program is not None or operator.has_state):
-            found.append(OperatorEvolution(operator.uid, Change.REMOVED, outcome(operator.uid), _rows(operator)))
+            found.append(OperatorEvolution(operator.uid, Change.REMOVED, outcome(operator.uid), operator.rows))
     names = () if isinstance(allow_non_restored_state, bool) else sorted(allow_non_restored_state)
     not_needed = tuple(uid for uid in names if uid not in dropped and uid not in metadata.master_states)
     since = f"{metadata.kind.value} {metadata.checkpoint_id} of job {metadata.job_id!r}"
@@ -209,7 +209,7 @@ def _event_time(found: OperatorEvolution, before: OperatorState) -> str | None:
     """Returns how far event time is if the watermark strategy has changed: it goes on from there, unlike in Flink."""
     if not any(change.startswith("watermark strategy") for change in found.details):
         return None
-    watermark = max((s.watermark for s in before.subtasks if s.watermark is not None), default=None)
+    watermark = max(before.watermarks, default=None)
     if watermark is None:
         return None
     try:
@@ -232,7 +232,7 @@ def refuse_other_windows(before: OperatorState | None, vertex: JobVertex) -> Non
     Raises:
         StateSchemaError: The open windows are of another kind.
     """
-    if before is None or before.program is None or not isinstance(vertex.spec, WindowSpec) or not _rows(before):
+    if before is None or before.program is None or not isinstance(vertex.spec, WindowSpec) or not before.rows:
         return
     said, assigner = before.program.settings.get("assigner", "").partition("@")[0], vertex.spec.assigner
     was = next((kind for each, kind in _WINDOWS.items() if each.__name__ == said.partition("(")[0]), None)
@@ -252,7 +252,7 @@ def _compared(found: OperatorEvolution, before: OperatorState | None, graph: Job
     """Returns what became of an operator of the program that is in the checkpoint, too, unless before is None."""
     if before is None:
         return found
-    found = replace(found, rows=_rows(before))
+    found = replace(found, rows=before.rows)
     if before.program is None:
         return replace(found, change=Change.UNKNOWN, compared=False)
     changes = _changes(before.program, operator_program(graph, found.uid))
@@ -280,7 +280,3 @@ def _changes(before: OperatorProgram, now: OperatorProgram) -> list[str | None]:
         else None
         for name, text in now.settings.items()
     ]
-
-
-def _rows(operator: OperatorState | None) -> int:
-    return 0 if operator is None else sum(s.keyed.rows for s in operator.subtasks if s.keyed is not None)

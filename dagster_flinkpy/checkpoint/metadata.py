@@ -12,6 +12,7 @@ import hashlib
 import json
 import re
 import zlib
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import TYPE_CHECKING
@@ -24,6 +25,8 @@ from dagster_flinkpy.storage import ObjectStore
 
 if TYPE_CHECKING:
     from typing_extensions import Self
+
+    from dagster_flinkpy.state.handles import TableSnapshot
 
 __all__ = [
     "ANCESTORS",
@@ -225,6 +228,13 @@ class CheckpointMetadata(JsonRecord, omit_defaults=True):
     def operator(self, uid: str) -> OperatorState | None:
         """Returns the state of one operator, or None."""
         return next((operator for operator in self.operators if operator.uid == uid), None)
+
+    def timers(self, name: str) -> Iterator[tuple[str, TableSnapshot]]:
+        """Yields the tables of pending timers of a name, each with the uid of its operator."""
+        for operator in self.operators:
+            for table in operator.tables:
+                if table.kind == "TIMER" and table.name == name and table.rows:
+                    yield operator.uid, table
 
     def to_json(self) -> dict[str, Json]:
         """Encodes the body of ``_metadata``."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
 
 from dagster_flinkpy.checkpoint.edge_history import EdgeHistory
@@ -57,6 +57,22 @@ class SubtaskState(JsonRecord, omit_defaults=True):
         """Size of the keyed state, in bytes."""
         return self.keyed.bytes if self.keyed else 0
 
+    @property
+    def rows(self) -> int:
+        """Number of stored rows of keyed state and timers. A key may have several."""
+        return self.keyed.rows if self.keyed else 0
+
+    @property
+    def tables(self) -> tuple[TableSnapshot, ...]:
+        """The keyed states and timers."""
+        return self.keyed.tables if self.keyed else ()
+
+    def with_tables(self, change: Callable[[TableSnapshot], TableSnapshot]) -> SubtaskState:
+        """Returns it with each table changed."""
+        if self.keyed is None:
+            return self
+        return replace(self, keyed=replace(self.keyed, tables=tuple(map(change, self.keyed.tables))))
+
     def files(self) -> set[str]:
         """Returns the paths of the state files, relative to the prefix of the job (or of the savepoint)."""
         return (self.keyed.files() if self.keyed else set()) | self.operator_state_files()
@@ -101,11 +117,12 @@ def with_declared_types(
         restored: The state that the operator was restored from.
     """
     before: dict[TableId, list[Json | None]] = {}
-    for table in _tables(restored):
+    for table in (table for each in restored for table in each.tables):
         before.setdefault(table.identity, []).append(table.value)
     # A checkpoint of an earlier release may have two types of a state. Which one is the newer is not known.
     known = {identity: values[0] for identity, values in before.items() if all(v == values[0] for v in values)}
-    declared = {t.identity: t.value for t in _tables(subtasks) if t.value != known.get(t.identity, t.value)}
+    tables = [table for each in subtasks for table in each.tables]
+    declared = {t.identity: t.value for t in tables if t.value != known.get(t.identity, t.value)}
     if not declared:
         return subtasks
 
@@ -113,14 +130,7 @@ def with_declared_types(
         value = declared.get(table.identity)
         return table if value is None or table.value == value else table.with_value_type(value)
 
-    return tuple(
-        replace(each, keyed=each.keyed and replace(each.keyed, tables=tuple(map(declared_as, each.keyed.tables))))
-        for each in subtasks
-    )
-
-
-def _tables(subtasks: Iterable[SubtaskState]) -> Iterator[TableSnapshot]:
-    return (table for each in subtasks if each.keyed for table in each.keyed.tables)
+    return tuple(each.with_tables(declared_as) for each in subtasks)
 
 
 @dataclass(frozen=True)
@@ -156,6 +166,21 @@ class OperatorState(JsonRecord, omit_defaults=True):
     def state_bytes(self) -> int:
         """Size of the keyed state, in bytes."""
         return sum(subtask.state_bytes for subtask in self.subtasks)
+
+    @property
+    def rows(self) -> int:
+        """Number of stored rows of keyed state and timers. A key may have several."""
+        return sum(subtask.rows for subtask in self.subtasks)
+
+    @property
+    def tables(self) -> Iterator[TableSnapshot]:
+        """The parts of keyed states and timers that the subtasks have."""
+        return (table for subtask in self.subtasks for table in subtask.tables)
+
+    @property
+    def watermarks(self) -> list[int]:
+        """The event times of the subtasks that have one, in milliseconds."""
+        return [subtask.watermark for subtask in self.subtasks if subtask.watermark is not None]
 
     def files(self) -> set[str]:
         """Returns the paths of the state files, relative to the prefix of the job (or of the savepoint)."""

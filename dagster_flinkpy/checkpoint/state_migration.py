@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from dagster_flinkpy.checkpoint.metadata import CheckpointMetadata
-from dagster_flinkpy.checkpoint.operator_states import OperatorState, SubtaskState
+from dagster_flinkpy.checkpoint.operator_states import OperatorState
 from dagster_flinkpy.datastream.program.job_graph import JobGraph, JobVertex
 from dagster_flinkpy.errors import RestoreError
 from dagster_flinkpy.state.handles import KeyedSnapshot
@@ -56,7 +56,7 @@ def migrate(
     """
 
     def changed(vertex: JobVertex, operator: OperatorState) -> OperatorState:
-        seen, total = 0, sum(s.keyed.rows for s in operator.subtasks if s.keyed is not None)
+        seen, total = 0, operator.rows
 
         def on_rows(rows: int) -> None:
             nonlocal seen
@@ -80,7 +80,8 @@ def migrated_schemas(metadata: CheckpointMetadata, graph: JobGraph, store: Objec
 
     def changed(vertex: JobVertex, operator: OperatorState) -> OperatorState:
         for version, function in _steps(vertex, operator, metadata):
-            without_rows = replace(operator, subtasks=tuple(map(_without_rows, operator.subtasks)))
+            empty = (s.with_tables(lambda table: replace(table, runs=())) for s in operator.subtasks)
+            without_rows = replace(operator, subtasks=tuple(empty))
             operator = _changed(without_rows, function, version, store, "", lambda rows: None)
         return operator
 
@@ -136,10 +137,3 @@ def _changed(
 
     subtasks = (s if s.keyed is None else replace(s, keyed=keyed(s.keyed)) for s in operator.subtasks)
     return replace(operator, subtasks=tuple(subtasks), state_version=version + 1)
-
-
-def _without_rows(subtask: SubtaskState) -> SubtaskState:
-    if subtask.keyed is None:
-        return subtask
-    tables = tuple(replace(table, runs=()) for table in subtask.keyed.tables)
-    return replace(subtask, keyed=replace(subtask.keyed, tables=tables))

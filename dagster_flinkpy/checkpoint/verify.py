@@ -8,10 +8,10 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 
 from dagster_flinkpy.checkpoint.metadata import CheckpointMetadata
+from dagster_flinkpy.checkpoint.operator_states import SubtaskState
 from dagster_flinkpy.checkpoint.restore import RestoreTarget, assign
 from dagster_flinkpy.errors import CheckpointError, FlinkPyError, StorageError
 from dagster_flinkpy.state.files.state_files import sha256_of
-from dagster_flinkpy.state.handles import KeyedSnapshot
 from dagster_flinkpy.state.reader import parts_of, read_table
 from dagster_flinkpy.storage import ObjectStore
 
@@ -94,14 +94,14 @@ def restore_drill(
     ]
     plan = assign(metadata, specs)
 
-    def rows_in(keyed: KeyedSnapshot | None) -> int:
-        parts = (part for table in (keyed.tables if keyed is not None else ()) for part in parts_of(table))
+    def rows_in(subtask: SubtaskState) -> int:
+        parts = (part for table in subtask.tables for part in parts_of(table))
         rows = sum(len(read_table(part, store)) for part in parts)
         on_read(1)
         return rows
 
-    before = {o.uid: sum(rows_in(s.keyed) for s in o.subtasks) for o in metadata.operators}
-    after = {uid: sum(rows_in(s.keyed) for s in plan.operators[uid].subtasks) for uid in before}
+    before = {o.uid: sum(map(rows_in, o.subtasks)) for o in metadata.operators}
+    after = {uid: sum(map(rows_in, plan.operators[uid].subtasks)) for uid in before}
     if differ := [uid for uid in before if before[uid] != after[uid]]:
         parts = ", ".join(f"{uid}: {before[uid]} rows become {after[uid]}" for uid in differ)
         raise CheckpointError(f"checkpoint {metadata.checkpoint_id} at another parallelism: {parts}")

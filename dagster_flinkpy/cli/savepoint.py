@@ -375,7 +375,7 @@ def _print_subtasks(operator: OperatorState, console: Console) -> None:
     measured = operator_metrics(operator).subtasks
     shown = {title: name for title, name in _BY_SUBTASK.items() if any(name in each for each in measured)}
     table = plain_table("#subtask", "key groups", "#rows", "#bytes", *(f"#{title}" for title in shown), "rows")
-    loads = [subtask.keyed.rows if subtask.keyed else 0 for subtask in operator.subtasks]
+    loads = [subtask.rows for subtask in operator.subtasks]
     for subtask, rows in zip(operator.subtasks, loads, strict=True):
         groups, numbers = subtask.keyed.key_groups if subtask.keyed else None, measured[subtask.index]
         table.add_row(
@@ -430,17 +430,16 @@ def _facts(metadata: CheckpointMetadata) -> list[tuple[str, str]]:
 
 
 def _operator_row(operator: OperatorState) -> list[str]:
-    tables = [table for subtask in operator.subtasks if subtask.keyed for table in subtask.keyed.tables]
-    handles = [handle for subtask in operator.subtasks for handle in subtask.operator_state]
-    # A subtask that has read nothing has no watermark. An idle one does not hold event time back either.
-    watermarks = [subtask.watermark for subtask in operator.subtasks if subtask.watermark is not None]
+    names = [table.name for table in operator.tables]
+    names += [handle.name for subtask in operator.subtasks for handle in subtask.operator_state]
+    watermarks = operator.watermarks  # an idle subtask, and one that has read nothing, do not hold event time back
     return [
         operator.uid,
         operator.name,
         str(operator.parallelism),
         str(operator.max_parallelism),
-        ", ".join(dict.fromkeys([table.name for table in tables] + [handle.name for handle in handles])) or "-",
-        f"{sum(table.rows for table in tables):,}",
+        ", ".join(dict.fromkeys(names)) or "-",
+        f"{operator.rows:,}",
         f"{operator.state_bytes:,}",
         str(sum(len(subtask.splits) for subtask in operator.subtasks)),
         str(sum(len(subtask.committables) for subtask in operator.subtasks)),

@@ -113,9 +113,8 @@ def check_rows(target: StorageLocation, imported: Sequence[ImportedState]) -> No
     """
     found: Counter[tuple[str, str]] = Counter()
     for operator in open_checkpoint(target).metadata.operators:
-        for subtask in operator.subtasks:
-            for table in subtask.keyed.tables if subtask.keyed else ():
-                found[operator.uid, table.name] += table.rows
+        for table in operator.tables:
+            found[operator.uid, table.name] += table.rows
     for each in imported:
         if not each.keyed:
             continue

@@ -93,7 +93,7 @@ class SavepointReader(StatesByName):
         others: dict[str, OperatorStateRows] = {}
         files = self._stored.files
         for subtask in operator.subtasks:
-            for table in subtask.keyed.tables if subtask.keyed else ():
+            for table in subtask.tables:
                 state = keyed.get(table.name)
                 parts = () if state is None else state.tables
                 if parts and parts[0][1].schema != table.schema:

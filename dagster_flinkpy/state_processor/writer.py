@@ -34,7 +34,6 @@ from dagster_flinkpy.state.handles import (
     KeyedSnapshot,
     OperatorStateHandle,
     RunHandle,
-    TableSnapshot,
     describe_schema,
     span_of,
 )
@@ -95,13 +94,10 @@ class _Operator:
     lists: list[tuple[OperatorStateHandle, pa.Table]] = field(default_factory=list)
     """New operator states, which have no partitions yet, with their rows."""
 
-    def tables(self) -> Iterable[TableSnapshot]:
-        return (table for subtask in self.state.subtasks if subtask.keyed for table in subtask.keyed.tables)
-
     def names(self, *, keyed: bool) -> set[str]:
         """Returns the names of keyed state or of operator state, which may be the same."""
         if keyed:
-            return {*(table.name for table in self.tables()), *(layout.name for layout, _ in self.keyed)}
+            return {*(table.name for table in self.state.tables), *(layout.name for layout, _ in self.keyed)}
         stored = (handle.name for subtask in self.state.subtasks for handle in subtask.operator_state)
         return {*stored, *(handle.name for handle, _ in self.lists)}
 
@@ -162,7 +158,9 @@ class SavepointWriter:
             now=current_millis(),
         )
         operator = self._operator(uid, layout.name, keyed=True)
-        stored = [table.key for table in operator.tables()] + [known.key_type.to_json() for known, _ in operator.keyed]
+        stored = [table.key for table in operator.state.tables] + [
+            known.key_type.to_json() for known, _ in operator.keyed
+        ]
         if stored and stored[0] != layout.key_type.to_json():
             raise StateSchemaError(
                 f"operator {uid!r} has keys of {describe_schema(stored[0])}, and state {layout.name!r} has "
@@ -474,7 +472,7 @@ def _written(uid: str, operator: _Operator, store: ObjectStore) -> OperatorState
 def _all_rows(operator: _Operator, store: ObjectStore) -> Iterable[tuple[TableLayout, Iterable[pa.Table]]]:
     """Reads the live rows of each state from all subtasks."""
     parts: dict[tuple[bool, str], tuple[TableLayout, list[pa.Table]]] = {}
-    for table in operator.tables():
+    for table in operator.state.tables:
         layout = TableLayout.of(table)
         _, tables = parts.setdefault(table.identity, (layout, []))
         rows = read_table(table, store)

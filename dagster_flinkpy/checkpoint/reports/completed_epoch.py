@@ -115,7 +115,6 @@ def completed_epoch(
 
 def _operator(state: OperatorState, sink: bool) -> OperatorReport:
     subtasks = tuple(_subtask(s) for s in state.subtasks)
-    watermarks = [s.watermark for s in state.subtasks if s.watermark is not None]
     late = [s.late_records_dropped for s in subtasks if s.late_records_dropped is not None]
     committables = [c for s in state.subtasks for c in s.committables]
     return OperatorReport(
@@ -125,7 +124,7 @@ def _operator(state: OperatorState, sink: bool) -> OperatorReport:
         state_bytes=sum(s.state_bytes for s in subtasks),
         delta_bytes=sum(s.delta_bytes for s in subtasks),
         keys=sum(s.keys for s in subtasks),
-        watermark=min(watermarks, default=None),
+        watermark=min(state.watermarks, default=None),
         rows_committed=sum(int(c.get("rows", 0)) for c in committables) if sink else None,
         subtasks=subtasks,
         late_records_dropped=sum(late) if late else None,
@@ -138,7 +137,7 @@ def _subtask(state: SubtaskState) -> SubtaskReport:
     return SubtaskReport(
         index=state.index,
         key_groups=None if keyed is None else (keyed.key_groups.start, keyed.key_groups.end),
-        keys=0 if keyed is None else max((t.rows for t in keyed.tables), default=0),
+        keys=max((t.rows for t in state.tables), default=0),
         state_bytes=state.state_bytes,
         delta_bytes=int(metrics.get("delta_bytes", 0)),
         records_in=int(metrics.get("records_in", 0)),

@@ -10,7 +10,6 @@ from dagster_flinkpy.checkpoint.coordinator.phases import CheckpointPhases
 from dagster_flinkpy.checkpoint.coordinator.statistics import CheckpointStatistics, CheckpointStats
 from dagster_flinkpy.checkpoint.head import read_head
 from dagster_flinkpy.checkpoint.metadata import CheckpointMetadata
-from dagster_flinkpy.checkpoint.operator_states import SubtaskState
 from dagster_flinkpy.checkpoint.reports.event_time_holders import OperatorEventTime, event_times
 from dagster_flinkpy.checkpoint.reports.execution_report import ExecutionReport, RunReport, read_execution_report
 from dagster_flinkpy.checkpoint.reports.job_metrics import JobMetrics, OperatorMetrics, job_metrics
@@ -153,19 +152,15 @@ def _operators(latest: CheckpointMetadata, metrics: tuple[OperatorMetrics, ...])
     return {
         measured.uid: {
             "state_bytes": operator.state_bytes,
-            "rows": sum(map(_rows, operator.subtasks)),
+            "rows": operator.rows,
             "user_metrics": dict(measured.user),
             "subtasks": [
-                {**numbers, "index": subtask.index, "state_bytes": subtask.state_bytes, "rows": _rows(subtask)}
+                {**numbers, "index": subtask.index, "state_bytes": subtask.state_bytes, "rows": subtask.rows}
                 for subtask, numbers in zip(operator.subtasks, measured.subtasks, strict=True)
             ],
         }
         for operator, measured in zip(latest.operators, metrics, strict=True)
     }
-
-
-def _rows(subtask: SubtaskState) -> int:
-    return 0 if subtask.keyed is None else subtask.keyed.rows
 
 
 def _ended(stats: CheckpointStats, growth: int | None) -> dict[str, Any]:

@@ -17,11 +17,10 @@ def rows_by_key_group(operator: OperatorState) -> list[int]:
     These are stored rows: rows that newer rows replace or delete are counted until runs are merged.
     """
     rows = [0] * operator.max_parallelism
-    for subtask in operator.subtasks:
-        for table in subtask.keyed.tables if subtask.keyed else ():
-            for run in table.runs:
-                for group, count in run.rows_by_key_group():
-                    rows[group] += count
+    for table in operator.tables:
+        for run in table.runs:
+            for group, count in run.rows_by_key_group():
+                rows[group] += count
     return rows
 
 

@@ -237,8 +237,7 @@ def pickled_state(metadata: CheckpointMetadata, *, untyped_edges: bool) -> tuple
     found: dict[str, None] = {}
     for operator in metadata.operators:
         for subtask in operator.subtasks:
-            tables = subtask.keyed.tables if subtask.keyed else ()
-            types = [(table.name, table.schema) for table in tables]
+            types = [(table.name, table.schema) for table in subtask.tables]
             types += [(handle.name, handle.types) for handle in subtask.operator_state]
             found |= {f"{operator.uid}/{name}": None for name, kind in types if has_pickled_values(kind)}
             if subtask.channel_state and untyped_edges:
@@ -276,10 +275,7 @@ def copy_files(
         CorruptStateError: A file is missing or damaged.
     """
     _copy(_checksums(subtasks), source, target, go_on=go_on)
-    return tuple(subtask if subtask.keyed is None else _with_files(subtask, target) for subtask in subtasks)
 
-
-def _with_files(subtask: SubtaskState, target: ObjectStore) -> SubtaskState:
     def with_file(run: RunHandle) -> RunHandle:
         if run.data is None:
             return run
@@ -287,17 +283,17 @@ def _with_files(subtask: SubtaskState, target: ObjectStore) -> SubtaskState:
         upload_run(target, handle, run.data)
         return handle
 
-    assert subtask.keyed is not None
-    tables = tuple(replace(table, runs=tuple(map(with_file, table.runs))) for table in subtask.keyed.tables)
-    return replace(subtask, keyed=replace(subtask.keyed, tables=tables))
+    return tuple(
+        subtask.with_tables(lambda table: replace(table, runs=tuple(map(with_file, table.runs))))
+        for subtask in subtasks
+    )
 
 
 def _checksums(subtasks: Iterable[SubtaskState]) -> dict[str, str]:
     checksums: dict[str, str] = {}
     for subtask in subtasks:
         checksums |= {path: sha256_of(path) for path in subtask.operator_state_files()}
-        tables = subtask.keyed.tables if subtask.keyed is not None else ()
-        checksums |= {run.path: run.sha256 for table in tables for run in table.runs if run.data is None}
+        checksums |= {run.path: run.sha256 for table in subtask.tables for run in table.runs if run.data is None}
     return checksums
 
 
@@ -310,13 +306,8 @@ def _renamed(subtask: SubtaskState, written_by: str) -> SubtaskState:
     def moved(run: RunHandle) -> RunHandle:
         return run if run.data is not None else replace(run, path=state_file(run.sha256, written_by))
 
-    keyed = subtask.keyed
-    if keyed is not None:
-        tables = tuple(replace(table, runs=tuple(map(moved, table.runs))) for table in keyed.tables)
-        keyed = replace(keyed, tables=tables)
     return replace(
-        subtask,
-        keyed=keyed,
+        subtask.with_tables(lambda table: replace(table, runs=tuple(map(moved, table.runs)))),
         operator_state=tuple(replace(h, partitions=parts(h.partitions)) for h in subtask.operator_state),
         raw_keyed=parts(subtask.raw_keyed),
         channel_state=parts(subtask.channel_state),

@@ -189,7 +189,7 @@ def _lag(view: _View, max_lag: timedelta | None, max_event_time_lag: timedelta |
     now_ms, latest = current_millis(), view.latest
     since = timedelta(milliseconds=max(now_ms - latest.timestamp_ms, 0))
     operator = latest.operator(view.uid)
-    watermarks = [s.watermark for s in operator.subtasks if s.watermark is not None] if operator else []
+    watermarks = operator.watermarks if operator else []
     facts: dict[str, Any] = {"seconds_since_checkpoint": since.total_seconds()}
     said = f"The last checkpoint is {_span(since)} old"
     if latest.end_of_input:
@@ -218,9 +218,7 @@ def _event_time(view: _View) -> CheckFinding:
 
     def watermark(uid: str) -> int | None:
         operator = latest.operator(uid)
-        return (
-            max((s.watermark for s in operator.subtasks if s.watermark is not None), default=None) if operator else None
-        )
+        return max(operator.watermarks, default=None) if operator else None
 
     def silent(uid: str) -> list[str]:
         """Returns the nearest inputs that have no event time while others beside them have."""
@@ -240,7 +238,7 @@ def _event_time(view: _View) -> CheckFinding:
     if not held_by:
         never = _never_fires(graph, view.uid, operator)
         return CheckFinding(not never, never or "There is no event time yet.", shown)
-    rows = sum(s.keyed.rows for s in operator.subtasks if s.keyed is not None) if operator else 0
+    rows = operator.rows if operator else 0
     names, plural = ", ".join(map(repr, held_by)), len(held_by) > 1
     what = (
         f"Event time has not begun: the other inputs wait for {names}, which {'give' if plural else 'gives'} no "
@@ -255,8 +253,7 @@ def _never_fires(graph: JobGraph, uid: str, operator: OperatorState | None) -> s
     for stall in find_stalls(graph):
         if uid in stall.waiting:
             return f"In this job, {stall}."
-    tables = [table for s in operator.subtasks if s.keyed for table in s.keyed.tables] if operator else []
-    timers = sum(table.rows for table in tables if table.name == EVENT_TIMERS)
+    timers = sum(table.rows for table in operator.tables if table.name == EVENT_TIMERS) if operator else 0
     sources = ", ".join(map(repr, without_event_time(graph).get(uid, ())))
     if not timers or not sources:
         return ""

@@ -100,13 +100,7 @@ class WaitingInput:
     def _first_timer(self, latest: CheckpointMetadata, store: ObjectStore) -> int | None:
         known = (latest.checkpoint_id, latest.fencing_token)
         if self._timers is None or self._timers[:2] != known:
-            tables = [
-                table
-                for operator in latest.operators
-                for subtask in operator.subtasks
-                for table in (subtask.keyed.tables if subtask.keyed else ())
-                if table.kind == "TIMER" and table.name == PROCESSING_TIMERS and table.rows
-            ]
+            tables = (table for _, table in latest.timers(PROCESSING_TIMERS))
             times = [time for t in tables for time in read_rows(t, store, ["time"]).column("time").to_pylist()]
             self._timers = (*known, min(times, default=None))
         return self._timers[2]

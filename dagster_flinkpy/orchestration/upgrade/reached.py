@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -11,7 +11,6 @@ from dagster_flinkpy.storage import StorageLocation
 
 if TYPE_CHECKING:
     from dagster_flinkpy.checkpoint.metadata import CheckpointMetadata
-    from dagster_flinkpy.state.handles import TableSnapshot
 
 __all__ = ["Reached", "with_timers"]
 
@@ -96,20 +95,11 @@ class Reached:
         from dagster_flinkpy.state.stored_names import EVENT_TIMERS
 
         store = self.folder.open()
-        parts = (part for _, table in _timers(self.metadata, EVENT_TIMERS, uid) for part in parts_of(table))
+        timers = () if self.metadata is None else self.metadata.timers(EVENT_TIMERS)
+        parts = (part for of, table in timers if of == uid for part in parts_of(table))
         return any(time <= until for part in parts for time in read_rows(part, store, ["time"])["time"].to_pylist())
 
 
 def with_timers(metadata: CheckpointMetadata | None, name: str) -> list[str]:
     """Returns the operators that have timers with a name."""
-    return list(dict.fromkeys(uid for uid, _ in _timers(metadata, name)))
-
-
-def _timers(
-    metadata: CheckpointMetadata | None, name: str, uid: str | None = None
-) -> Iterator[tuple[str, TableSnapshot]]:
-    for operator in () if metadata is None else metadata.operators:
-        for subtask in operator.subtasks if uid in (None, operator.uid) else ():
-            for table in subtask.keyed.tables if subtask.keyed else ():
-                if table.kind == "TIMER" and table.name == name and table.rows:
-                    yield operator.uid, table
+    return [] if metadata is None else list(dict.fromkeys(uid for uid, _ in metadata.timers(name)))
