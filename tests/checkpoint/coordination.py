@@ -10,15 +10,8 @@ from dagster_flinkpy.checkpoint.coordinator.instructions import (
     AssignCheckpointId,
     Instruction,
     NotifyAborted,
-    NotifyComplete,
-    NotifySubsumed,
 )
-from dagster_flinkpy.checkpoint.coordinator.messages import (
-    AcknowledgeCheckpoint,
-    CheckpointFailureReason,
-    DeclineCheckpoint,
-    Subtask,
-)
+from dagster_flinkpy.checkpoint.coordinator.messages import CheckpointFailureReason, Subtask
 from dagster_flinkpy.checkpoint.coordinator.pending import CheckpointPlan
 from dagster_flinkpy.checkpoint.coordinator.stimuli import (
     Acknowledge,
@@ -37,7 +30,7 @@ JOB = "flights"
 TOKEN = 4
 SOURCE = Subtask("flights", 0)
 COUNTS = (Subtask("count", 0), Subtask("count", 1))
-PLAN = CheckpointPlan((SOURCE,), (SOURCE, *COUNTS), COUNTS)
+PLAN = CheckpointPlan((SOURCE, *COUNTS))
 REASON = CheckpointFailureReason
 
 
@@ -50,12 +43,8 @@ def files(*names: str, index: int = 0) -> frozenset[str]:
     return frozenset(keyed(*names, index=index).files())
 
 
-def ack(
-    now: int, checkpoint_id: int, task: Subtask, name: str = "", *, job: str = JOB, fencing_token: int = TOKEN
-) -> Acknowledge:
-    return Acknowledge(
-        now, AcknowledgeCheckpoint(job, checkpoint_id, fencing_token, task.uid, task.subtask, state(task, name))
-    )
+def ack(now: int, checkpoint_id: int, task: Subtask, name: str = "") -> Acknowledge:
+    return Acknowledge(now, checkpoint_id, task, state(task, name))
 
 
 def decline(
@@ -63,23 +52,12 @@ def decline(
     checkpoint_id: int,
     task: Subtask = SOURCE,
     reason: CheckpointFailureReason = REASON.CHECKPOINT_DECLINED,
-    *,
-    fencing_token: int = TOKEN,
 ) -> Decline:
-    cause = {"message": "division by zero"}
-    return Decline(now, DeclineCheckpoint(JOB, checkpoint_id, fencing_token, task.uid, task.subtask, reason, cause))
-
-
-def notify_complete(checkpoint_id: int) -> NotifyComplete:
-    return NotifyComplete(JOB, checkpoint_id, TOKEN, COUNTS)
+    return Decline(now, checkpoint_id, task, reason, "division by zero")
 
 
 def notify_aborted(checkpoint_id: int, reason: CheckpointFailureReason, *, tolerated: bool = False) -> NotifyAborted:
-    return NotifyAborted(JOB, checkpoint_id, TOKEN, reason, tolerated)
-
-
-def notify_subsumed(checkpoint_id: int) -> NotifySubsumed:
-    return NotifySubsumed(JOB, checkpoint_id, TOKEN, COUNTS)
+    return NotifyAborted(checkpoint_id, reason, tolerated)
 
 
 def running(plan: CheckpointPlan = PLAN, **config: Any) -> CheckpointCoordinator:

@@ -24,9 +24,7 @@ from dagster_flinkpy.checkpoint.coordinator.instructions import (
     WriteMetadata,
 )
 from dagster_flinkpy.checkpoint.coordinator.messages import (
-    AcknowledgeCheckpoint,
     CheckpointFailureReason,
-    DeclineCheckpoint,
     Subtask,
 )
 from dagster_flinkpy.checkpoint.coordinator.pending import CheckpointPlan
@@ -65,7 +63,7 @@ class CoordinatorWalk(RuleBasedStateMachine):
         config = CoordinatorConfig(
             interval=timedelta(seconds=1), max_concurrent=CONCURRENT, num_retained=RETAINED, tolerable_failed=10**6
         )
-        self.coordinator = CheckpointCoordinator("j", 1, CheckpointPlan(TASKS, TASKS, TASKS, (), HOOKS), config)
+        self.coordinator = CheckpointCoordinator("j", 1, CheckpointPlan(TASKS, (), HOOKS), config)
         self.now = 0
         self.next_id = 1
         self.ids_wanted = 0
@@ -173,8 +171,7 @@ class CoordinatorWalk(RuleBasedStateMachine):
             if checkpoint_id in self.late:
                 self.taken_over |= snapshot.files()
             state = SubtaskState(task.subtask, keyed=snapshot)
-            message = AcknowledgeCheckpoint("j", checkpoint_id, 1, task.uid, task.subtask, state)
-            self.send(Acknowledge(self.tick(), message))
+            self.send(Acknowledge(self.tick(), checkpoint_id, task, state))
 
     @precondition(lambda self: set(self.ended) - self.late.keys() and not self.ids_wanted)
     @rule(data=st.data())
@@ -183,14 +180,14 @@ class CoordinatorWalk(RuleBasedStateMachine):
         checkpoint_id = data.draw(st.sampled_from([each for each in self.ended if each not in self.late]))
         snapshot = keyed(f"content-{data.draw(st.integers(0, 3))}")
         state = SubtaskState(0, keyed=snapshot)
-        self.send(Acknowledge(self.tick(), AcknowledgeCheckpoint("j", checkpoint_id, 1, "a", 0, state)))
+        self.send(Acknowledge(self.tick(), checkpoint_id, Subtask("a", 0), state))
 
     @precondition(lambda self: self.collecting)
     @rule(data=st.data(), what=st.sampled_from([*CheckpointFailureReason, "timeout", "restart"]))
     def something_goes_wrong(self, data: st.DataObject, what: CheckpointFailureReason | str) -> None:
         checkpoint_id = data.draw(st.sampled_from(sorted(self.collecting)))
         if isinstance(what, CheckpointFailureReason):
-            self.send(Decline(self.tick(), DeclineCheckpoint("j", checkpoint_id, 1, "a", 0, what, {})))
+            self.send(Decline(self.tick(), checkpoint_id, Subtask("a", 0), what))
         elif what == "timeout":
             self.send(TimerFired(self.tick(), data.draw(st.integers(1, self.next_id - 1))))
         else:

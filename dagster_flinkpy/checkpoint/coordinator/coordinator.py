@@ -3,8 +3,8 @@
 It has no clock, does no I/O and holds no lock, so each of its rules is tested without Spark, a store or sleeping. The
 path of a checkpoint, with the stimuli in brackets:
 
-    [trigger] -> AssignCheckpointId -> [id] -> ArmTimeout, SnapshotCoordinators, TriggerMasterHooks -> [master states]
-    -> EmitBarriers -> [acknowledgements] -> WriteMetadata -> [written] -> ReplaceHead -> [replaced] -> NotifyComplete
+    [trigger] -> AssignCheckpointId -> [id] -> ArmTimeout, TriggerMasterHooks -> [master states] -> EmitBarriers
+    -> [acknowledgements] -> WriteMetadata -> [written] -> ReplaceHead -> [replaced] -> NotifyComplete
     -> [committed] -> NotifySubsumed, DropSubsumed
 
 The preconditions are checked again when the id has been assigned, and when the hooks have answered.
@@ -40,16 +40,10 @@ from dagster_flinkpy.checkpoint.coordinator.instructions import (
     NotifySubsumed,
     Rejected,
     ReplaceHead,
-    SnapshotCoordinators,
     TriggerMasterHooks,
     WriteMetadata,
 )
-from dagster_flinkpy.checkpoint.coordinator.messages import (
-    AcknowledgeCheckpoint,
-    CheckpointFailureReason,
-    DeclineCheckpoint,
-    Subtask,
-)
+from dagster_flinkpy.checkpoint.coordinator.messages import CheckpointFailureReason, Subtask
 from dagster_flinkpy.checkpoint.coordinator.pending import AcknowledgeResult, CheckpointPlan, PendingCheckpoint, Stage
 from dagster_flinkpy.checkpoint.coordinator.statistics import CheckpointStatistics, CheckpointStatus
 from dagster_flinkpy.checkpoint.coordinator.stimuli import (
@@ -90,8 +84,8 @@ class CheckpointCoordinator:
     """Takes the checkpoints of one execution attempt.
 
     Args:
-        job_id: Id of the job. Messages of other jobs are ignored.
-        fencing_token: Fencing token of the execution attempt. Messages of other attempts are ignored.
+        job_id: Id of the job, for messages.
+        fencing_token: Fencing token of the execution attempt.
         plan: Which subtasks, coordinators and hooks take part.
         config: When checkpoints are taken.
         restored: The checkpoint that the attempt started from. Its files are never discarded.
@@ -220,12 +214,10 @@ class CheckpointCoordinator:
         self.statistics.record(pending.stats(stimulus.now_ms, CheckpointStatus.IN_PROGRESS))
         expires_ms = stimulus.now_ms + to_millis(self._config.timeout)
         instructions: list[Instruction] = [ArmTimeout(pending.checkpoint_id, expires_ms)]
-        if self._plan.coordinators:
-            instructions.append(SnapshotCoordinators(pending.checkpoint_id, self._plan.coordinators))
         if pending.stage is Stage.TRIGGERING:
             hooks = self._plan.master_hooks
             return [*instructions, TriggerMasterHooks(pending.checkpoint_id, pending.trigger_ms, hooks)]
-        instructions.append(EmitBarriers(pending.checkpoint_id, self._plan.tasks_to_trigger))
+        instructions.append(EmitBarriers(pending.checkpoint_id))
         return instructions + self._next_request(stimulus.now_ms)
 
     @_handle.register
@@ -240,7 +232,7 @@ class CheckpointCoordinator:
         rejected = self._reject(Dropped(request, reason, stimulus.cause))
         if self._failures.failed(None, request, reason):
             message = f"no id is available for a checkpoint: {stimulus.cause}{self._tolerance}"
-            return [rejected, FailJob(None, reason, message)]
+            return [rejected, FailJob(None, message)]
         rejected = replace(rejected, tolerated=request.kind is CheckpointKind.CHECKPOINT)
         return [rejected, *self._next_request(stimulus.now_ms)]
 
@@ -256,7 +248,7 @@ class CheckpointCoordinator:
         if refusal := self._refusal(pending.request) or self._tasks_missing(pending.request):
             return self._abort(pending, stimulus.now_ms, refusal.reason, refusal.message)
         pending.stage = Stage.COLLECTING
-        emit = EmitBarriers(pending.checkpoint_id, self._plan.tasks_to_trigger)
+        emit = EmitBarriers(pending.checkpoint_id)
         return [emit, *self._next_request(stimulus.now_ms)]
 
     @_handle.register
@@ -299,8 +291,8 @@ class CheckpointCoordinator:
         reason = CheckpointFailureReason.NOT_ALL_REQUIRED_TASKS_RUNNING
         if not self._running:
             return Dropped(request, reason, "the job is not running")
-        missing = self._plan.first_of(self._not_running)
-        return None if missing is None else Dropped(request, reason, f"{missing} is not running")
+        missing = next((task for task in self._plan.tasks if task in self._not_running), None)
+        return None if missing is None else Dropped(request, reason, f"task {missing} is not running")
 
     # --- the job ------------------------------------------------------------------------------------------------------
 
@@ -341,21 +333,18 @@ class CheckpointCoordinator:
 
     @_handle.register
     def _(self, stimulus: Acknowledge) -> list[Instruction]:
-        message = stimulus.message
-        if (message.job_id, message.fencing_token) != (self._job_id, self._fencing_token):
-            self._story.append(f"  ignored: job {message.job_id!r}, fencing token {message.fencing_token}")
-            return []
-        if message.subtask != message.state.index:
-            raise self._error(f"{_task(message)} sent the state of subtask {message.state.index}")
-        pending = self._awaited(message.checkpoint_id)
+        task, state = stimulus.task, stimulus.state
+        if task.subtask != state.index:
+            raise self._error(f"{task} sent the state of subtask {state.index}")
+        pending = self._awaited(stimulus.checkpoint_id)
         if pending is None:
-            known = message.checkpoint_id in self._recent
+            known = stimulus.checkpoint_id in self._recent
             result = AcknowledgeResult.DISCARDED if known else AcknowledgeResult.UNKNOWN
         else:
-            result = pending.acknowledge(Subtask(message.uid, message.subtask), message.state)
+            result = pending.acknowledge(task, state)
         self._story.append(f"  {result.value}")
         if result in (AcknowledgeResult.DISCARDED, AcknowledgeResult.UNKNOWN):
-            self._files.discard(message.state.files())
+            self._files.discard(state.files())
         if pending is None or result is not AcknowledgeResult.SUCCESS:
             return []
         if pending.checkpoint_id in self._pending:
@@ -380,24 +369,19 @@ class CheckpointCoordinator:
             self._files.hand_over(pending.checkpoint_id, pending.files())
         pending.stage = Stage.WRITING_METADATA
         states = pending.states(), pending.coordinator_states(), pending.master_states()
-        return [follows(pending.checkpoint_id, pending.request.kind, pending.trigger_ms, *states)]
+        return [follows(pending.checkpoint_id, pending.trigger_ms, *states)]
 
     @_handle.register
     def _(self, stimulus: Decline) -> list[Instruction]:
-        message = stimulus.message
-        if (message.job_id, message.fencing_token) != (self._job_id, self._fencing_token):
-            self._story.append(f"  ignored: job {message.job_id!r}, fencing token {message.fencing_token}")
-            return []
-        pending = self._pending.get(message.checkpoint_id)
+        checkpoint_id, task = stimulus.checkpoint_id, stimulus.task
+        pending = self._pending.get(checkpoint_id)
         if pending is None:
-            self._story.append("  late" if message.checkpoint_id in self._recent else "  unknown")
+            self._story.append("  late" if checkpoint_id in self._recent else "  unknown")
             return []
         if not pending.can_abort:
-            raise self._error(
-                f"{_task(message)} declined checkpoint {message.checkpoint_id}, which all tasks had acknowledged"
-            )
-        detail = message.cause.get("message", message.reason.value)
-        return self._abort(pending, stimulus.now_ms, message.reason, f"{_task(message)}: {detail}", by_task=True)
+            raise self._error(f"{task} declined checkpoint {checkpoint_id}, which all tasks had acknowledged")
+        detail = f"{task}: {stimulus.message or stimulus.reason.value}"
+        return self._abort(pending, stimulus.now_ms, stimulus.reason, detail, by_task=True)
 
     @_handle.register
     def _(self, stimulus: AcknowledgedLate) -> list[Instruction]:
@@ -435,7 +419,7 @@ class CheckpointCoordinator:
         message = (
             f"no checkpoint is possible: {self._late[n].answers} checkpoint {n}, which has expired{self._tolerance}"
         )
-        return [*map(CancelSparkJob, self._late), FailJob(n, CheckpointFailureReason.CHECKPOINT_EXPIRED, message)]
+        return [*map(CancelSparkJob, self._late), FailJob(n, message)]
 
     # --- completing ---------------------------------------------------------------------------------------------------
 
@@ -462,7 +446,7 @@ class CheckpointCoordinator:
             self._files.keep(pending.files())
             self.statistics.record(pending.stats(stimulus.now_ms, CheckpointStatus.FAILED, reason))
             message = f"it is unknown whether checkpoint {pending.checkpoint_id} is complete: {stimulus.cause}"
-            return [FailJob(pending.checkpoint_id, reason, message)]
+            return [FailJob(pending.checkpoint_id, message)]
         instructions = self._abort(
             pending, stimulus.now_ms, reason, stimulus.cause, discard=not stimulus.unknown_outcome
         )
@@ -486,9 +470,7 @@ class CheckpointCoordinator:
                     discard=older.can_abort,
                     promote=False,
                 )
-        instructions.append(
-            NotifyComplete(self._job_id, pending.checkpoint_id, self._fencing_token, self._plan.tasks_to_commit)
-        )
+        instructions.append(NotifyComplete(pending.checkpoint_id))
         return instructions + self._next_request(stimulus.now_ms)
 
     @_handle.register
@@ -500,8 +482,7 @@ class CheckpointCoordinator:
         instructions: list[Instruction] = []
         dropped = [self._completed.popleft() for _ in range(len(self._completed) - self._config.num_retained)]
         if dropped:
-            subsumed = NotifySubsumed(self._job_id, dropped[-1], self._fencing_token, self._plan.tasks_to_commit)
-            instructions += [subsumed, DropSubsumed(tuple(dropped))]
+            instructions += [NotifySubsumed(dropped[-1]), DropSubsumed(tuple(dropped))]
         return instructions + self._move_head()
 
     def _move_head(self) -> list[Instruction]:
@@ -550,11 +531,11 @@ class CheckpointCoordinator:
         instructions: list[Instruction] = []
         if collecting and not goes_on and reason is not CheckpointFailureReason.CHECKPOINT_SUBSUMED:
             instructions.append(CancelSparkJob(pending.checkpoint_id))
-        instructions.append(NotifyAborted(self._job_id, pending.checkpoint_id, self._fencing_token, reason, tolerated))
+        instructions.append(NotifyAborted(pending.checkpoint_id, reason, tolerated))
         if failed:
             message = f"checkpoint {pending.checkpoint_id} failed: {detail or reason.value}{self._tolerance}"
             instructions += [] if self._pending else map(CancelSparkJob, self._late)  # nothing takes over from them
-            return [*instructions, FailJob(pending.checkpoint_id, reason, message)]
+            return [*instructions, FailJob(pending.checkpoint_id, message)]
         if not promote:
             return instructions
         more_recent = any(other.trigger_ms >= pending.trigger_ms for other in self._pending.values())
@@ -592,7 +573,3 @@ class CheckpointCoordinator:
     def _error(self, message: str) -> CheckpointError:
         story = "\n    ".join(self._story)
         return CheckpointError(f"{message}\n  Last events of job {self._job_id!r}:\n    {story}")
-
-
-def _task(message: AcknowledgeCheckpoint | DeclineCheckpoint) -> str:
-    return f"{message.uid}[{message.subtask}]"

@@ -1,14 +1,11 @@
-"""Messages from tasks to the coordinator (Flink: ``org.apache.flink.runtime.messages.checkpoint``)."""
+"""What the coordinator and the runtime tell each other of: subtasks, and why checkpoints fail."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from enum import Enum
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-from dagster_flinkpy.checkpoint.operator_states import SubtaskState
-
-__all__ = ["AcknowledgeCheckpoint", "CheckpointFailureReason", "DeclineCheckpoint", "Subtask"]
+__all__ = ["CheckpointFailureReason", "Subtask"]
 
 
 class Subtask(NamedTuple):
@@ -16,6 +13,9 @@ class Subtask(NamedTuple):
 
     uid: str
     subtask: int
+
+    def __str__(self) -> str:
+        return f"{self.uid}[{self.subtask}]"
 
 
 class CheckpointFailureReason(Enum):
@@ -52,31 +52,3 @@ class CheckpointFailureReason(Enum):
     def _missing_(cls, value: object) -> CheckpointFailureReason | None:
         """Finds it by the name under which it is stored."""
         return cls.__members__.get(str(value))
-
-
-@dataclass(frozen=True)
-class AcknowledgeCheckpoint:
-    """Subtask to coordinator: my snapshot is durable."""
-
-    job_id: str
-    checkpoint_id: int
-    fencing_token: int
-    """Fencing token of the execution attempt."""
-    uid: str
-    subtask: int
-    state: SubtaskState
-
-
-@dataclass(frozen=True)
-class DeclineCheckpoint:
-    """Subtask to coordinator: I cannot take part."""
-
-    job_id: str
-    checkpoint_id: int
-    fencing_token: int
-    """Fencing token of the execution attempt."""
-    uid: str
-    subtask: int
-    reason: CheckpointFailureReason
-    cause: dict[str, Any]
-    """The error as JSON (type, message, traceback, key, ...)."""

@@ -6,14 +6,10 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any
 
-from dagster_flinkpy.checkpoint.coordinator.messages import (
-    AcknowledgeCheckpoint,
-    CheckpointFailureReason,
-    DeclineCheckpoint,
-    Subtask,
-)
+from dagster_flinkpy.checkpoint.coordinator.messages import CheckpointFailureReason, Subtask
 from dagster_flinkpy.checkpoint.coordinator.phases import CheckpointPhases
 from dagster_flinkpy.checkpoint.metadata import CheckpointKind
+from dagster_flinkpy.checkpoint.operator_states import SubtaskState
 
 __all__ = [
     "Acknowledge",
@@ -102,7 +98,10 @@ class MasterHookFailed(Stimulus):
 
 @dataclass(frozen=True)
 class CoordinatorSnapshotted(Stimulus):
-    """Answers ``SnapshotCoordinators``, once per operator; before or after the acknowledgements."""
+    """The coordinator of an operator has taken its snapshot; before or after the acknowledgements.
+
+    A split enumerator takes it when it has received the offsets of the epoch, so after the acknowledgements.
+    """
 
     checkpoint_id: int
     uid: str
@@ -114,14 +113,20 @@ class CoordinatorSnapshotted(Stimulus):
 class Acknowledge(Stimulus):
     """A task's snapshot is durable."""
 
-    message: AcknowledgeCheckpoint
+    checkpoint_id: int
+    task: Subtask
+    state: SubtaskState
 
 
 @dataclass(frozen=True)
 class Decline(Stimulus):
     """A task cannot take part."""
 
-    message: DeclineCheckpoint
+    checkpoint_id: int
+    task: Subtask
+    reason: CheckpointFailureReason
+    message: str = ""
+    """What went wrong. Default: what the reason says."""
 
 
 @dataclass(frozen=True)
@@ -205,8 +210,7 @@ class Shutdown(Stimulus):
 def describe(stimulus: Stimulus) -> str:
     """Describes a stimulus in one line, without states and other large values, of which it has the types."""
     if isinstance(stimulus, Acknowledge | Decline):
-        message = stimulus.message
-        what = f"checkpoint_id={message.checkpoint_id} {message.uid}[{message.subtask}]"
+        what = f"checkpoint_id={stimulus.checkpoint_id} {stimulus.task}"
     elif isinstance(stimulus, CoordinatorSnapshotted):
         what = f"checkpoint_id={stimulus.checkpoint_id} {stimulus.uid}"
     elif isinstance(stimulus, TasksRestarted):
