@@ -29,7 +29,6 @@ from dagster_flinkpy.checkpoint.coordinator.messages import (
     Subtask,
 )
 from dagster_flinkpy.checkpoint.coordinator.pending import CheckpointPlan
-from dagster_flinkpy.checkpoint.coordinator.statistics import CheckpointStatus
 from dagster_flinkpy.checkpoint.coordinator.stimuli import (
     CheckpointIdAssigned,
     CommitFinished,
@@ -46,7 +45,6 @@ from dagster_flinkpy.checkpoint.coordinator.stimuli import (
     TriggerFailed,
     TriggerRequested,
 )
-from dagster_flinkpy.checkpoint.metadata import CheckpointKind
 from dagster_flinkpy.errors import CheckpointError
 from tests.checkpoint.coordination import (
     COUNTS,
@@ -151,18 +149,9 @@ def test_head_waits_for_the_commit_of_the_checkpoint_before() -> None:
     assert coordinator.handle(HeadReplaced(9, 2)) == [NotifyComplete(2)]
 
 
-def test_a_plain_savepoint_is_neither_stored_nor_notified() -> None:
-    coordinator = running()
-    trigger(coordinator, 1, 1, kind=CheckpointKind.SAVEPOINT)
-    assert only(acknowledge_all(coordinator, 2, 1), WriteMetadata).kind is CheckpointKind.SAVEPOINT
-    assert coordinator.handle(MetadataWritten(3, 1)) == []
-    assert coordinator.pending == ()
-    assert coordinator.statistics.history[0].status is CheckpointStatus.COMPLETED
-
-
 def test_a_stop_with_savepoint_is_both() -> None:
     coordinator = running()
-    trigger(coordinator, 1, 1, kind=CheckpointKind.SAVEPOINT, stop=True)
+    trigger(coordinator, 1, 1, stop=True)
     acknowledge_all(coordinator, 2, 1)
     assert coordinator.handle(MetadataWritten(3, 1)) == [ReplaceHead(1)]
     assert coordinator.handle(HeadReplaced(4, 1)) == [NotifyComplete(1)]
@@ -232,8 +221,8 @@ def test_the_queue_is_bounded_and_keeps_what_people_asked_for() -> None:
     assert coordinator.handle(TriggerRequested(4, request_id="last")) == [
         Rejected("periodic", REASON.TOO_MANY_CHECKPOINT_REQUESTS, "1000 requests are queued")
     ]
-    savepoint = TriggerRequested(5, kind=CheckpointKind.SAVEPOINT, request_id="more")
-    assert only(coordinator.handle(savepoint), Rejected).request_id == "more"
+    last = TriggerRequested(5, stop=True, request_id="more")
+    assert only(coordinator.handle(last), Rejected).request_id == "more"
 
 
 def test_one_periodic_request_waits_at_most() -> None:
@@ -278,9 +267,10 @@ def test_min_pause_counts_from_the_last_completion_and_reschedules() -> None:
 
 def test_min_pause_counts_from_a_savepoint_too() -> None:
     coordinator = running(interval=timedelta(seconds=10), min_pause=timedelta(seconds=10))
-    trigger(coordinator, 1000, 1, kind=CheckpointKind.SAVEPOINT)
+    trigger(coordinator, 1000, 1, stop=True)
     acknowledge_all(coordinator, 2000, 1)
-    coordinator.handle(MetadataWritten(3000, 1))
+    coordinator.handle(MetadataWritten(2500, 1))
+    coordinator.handle(HeadReplaced(3000, 1))
     assert rejection(coordinator.handle(PeriodicTick(10_000))) is REASON.MINIMUM_TIME_BETWEEN_CHECKPOINTS
 
 

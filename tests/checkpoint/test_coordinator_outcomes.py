@@ -39,7 +39,6 @@ from dagster_flinkpy.checkpoint.coordinator.stimuli import (
     TimerFired,
     TriggerRequested,
 )
-from dagster_flinkpy.checkpoint.metadata import CheckpointKind
 from dagster_flinkpy.checkpoint.operator_states import SubtaskState
 from dagster_flinkpy.errors import CheckpointError
 from tests.checkpoint.coordination import (
@@ -192,12 +191,6 @@ def test_a_decline_triggers_nothing_while_a_more_recent_one_is_pending() -> None
     trigger(coordinator, 1, 1)
     trigger(coordinator, 2, 2)
     assert coordinator.handle(decline(3, 1)) == [CancelSparkJob(1), notify_aborted(1, REASON.CHECKPOINT_DECLINED)]
-
-
-def test_a_declined_savepoint_is_not_triggered_again() -> None:
-    coordinator = running()
-    trigger(coordinator, 1, 1, kind=CheckpointKind.SAVEPOINT)
-    assert coordinator.handle(decline(2, 1)) == [CancelSparkJob(1), notify_aborted(1, REASON.CHECKPOINT_DECLINED)]
 
 
 def test_a_decline_after_all_acknowledged_is_an_error_that_tells_the_story() -> None:
@@ -393,7 +386,7 @@ def test_failures_that_lose_nothing_are_tolerated_as_often_as_the_job_says() -> 
 
 def test_a_checkpoint_that_the_job_stops_with_is_not_taken_over() -> None:
     coordinator = running()
-    trigger(coordinator, 1, 1, kind=CheckpointKind.SAVEPOINT, stop=True)
+    trigger(coordinator, 1, 1, stop=True)
     acknowledge_all(coordinator, 2, 1)
     failed = coordinator.handle(MetadataWriteFailed(3, 1, unknown_outcome=False))
     assert failed == [notify_aborted(1, REASON.FINALIZE_CHECKPOINT_FAILURE)]
@@ -449,35 +442,28 @@ def test_failures_in_a_row_are_counted_once_each_and_a_success_resets() -> None:
         trigger(coordinator, 1, checkpoint_id)
         assert not any(isinstance(i, FailJob) for i in coordinator.handle(TimerFired(600_001, checkpoint_id)))
         complete(coordinator, 600_002, checkpoint_id + 1)
-    trigger(coordinator, 4, 5, kind=CheckpointKind.SAVEPOINT)
-    coordinator.handle(decline(5, 5))
+    trigger(coordinator, 4, 5)
+    coordinator.handle(TimerFired(5, 5))
     trigger(coordinator, 6, 6)
     assert only(coordinator.handle(TimerFired(7, 6)), FailJob).message.endswith("(more than 1 in a row)")
     trigger(coordinator, 8, 7)  # the count started over
     assert not any(isinstance(i, FailJob) for i in coordinator.handle(TimerFired(9, 7)))
 
 
-def test_a_savepoint_that_the_driver_could_not_take_is_not_counted() -> None:
+def test_a_stop_that_the_driver_could_not_carry_out_is_not_counted() -> None:
     coordinator = running(tolerable_failed=0)
-    trigger(coordinator, 1, 1, kind=CheckpointKind.SAVEPOINT)
+    trigger(coordinator, 1, 1, stop=True)
     assert coordinator.handle(TimerFired(2, 1)) == [CancelSparkJob(1), notify_aborted(1, REASON.CHECKPOINT_EXPIRED)]
-    trigger(coordinator, 3, 2, kind=CheckpointKind.SAVEPOINT)
+    trigger(coordinator, 3, 2, stop=True)
     acknowledge_all(coordinator, 4, 2)
     assert not any(isinstance(i, FailJob) for i in coordinator.handle(MetadataWriteFailed(5, 2, False)))
 
 
 def test_a_stop_with_savepoint_that_a_task_declines_fails_the_job() -> None:
     coordinator = running(tolerable_failed=5)
-    trigger(coordinator, 1, 1, kind=CheckpointKind.SAVEPOINT, stop=True)
+    trigger(coordinator, 1, 1, stop=True)
     declined = coordinator.handle(decline(2, 1, reason=REASON.CHECKPOINT_DECLINED_TASK_NOT_READY))
     assert only(declined, FailJob).checkpoint_id == 1
-
-
-def test_a_failure_before_the_last_success_is_not_counted() -> None:
-    coordinator = running(max_concurrent=2, tolerable_failed=0)
-    trigger(coordinator, 1, 1, kind=CheckpointKind.SAVEPOINT)
-    complete(coordinator, 2, 2)
-    assert coordinator.handle(decline(3, 1)) == [CancelSparkJob(1), notify_aborted(1, REASON.CHECKPOINT_DECLINED)]
 
 
 def test_what_flink_does_not_count_never_fails_the_job() -> None:
@@ -487,10 +473,10 @@ def test_what_flink_does_not_count_never_fails_the_job() -> None:
     assert declined[-1] == AssignCheckpointId("")
 
 
-def test_older_pending_checkpoints_are_subsumed_and_savepoints_are_not() -> None:
+def test_older_pending_checkpoints_are_subsumed_and_the_last_one_is_not() -> None:
     coordinator = running(max_concurrent=3)
     trigger(coordinator, 1, 1)
-    trigger(coordinator, 2, 2, kind=CheckpointKind.SAVEPOINT)
+    trigger(coordinator, 2, 2, stop=True)
     trigger(coordinator, 3, 3)
     acknowledge_all(coordinator, 4, 1)  # its metadata is being written
     acknowledge_all(coordinator, 4, 3)

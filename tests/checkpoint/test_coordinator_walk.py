@@ -44,7 +44,6 @@ from dagster_flinkpy.checkpoint.coordinator.stimuli import (
     TimerFired,
     TriggerRequested,
 )
-from dagster_flinkpy.checkpoint.metadata import CheckpointKind
 from dagster_flinkpy.checkpoint.operator_states import SubtaskState
 from tests.checkpoint.samples import keyed
 from tests.examples import examples
@@ -129,14 +128,10 @@ class CoordinatorWalk(RuleBasedStateMachine):
         return self.now
 
     @precondition(lambda self: not self.ids_wanted and not self.hooked and len(self.coordinator.pending) <= CONCURRENT)
-    @rule(what=st.sampled_from([*CheckpointKind, "forced", "periodic"]))
-    def somebody_asks(self, what: CheckpointKind | str) -> None:
-        if isinstance(what, CheckpointKind):
-            self.send(TriggerRequested(self.tick(), kind=what))
-        elif what == "forced":
-            self.send(TriggerRequested(self.tick(), forced=True))
-        else:
-            self.send(PeriodicTick(self.tick()))
+    @rule(what=st.sampled_from([{}, {"forced": True}, {"stop": True}, None]))
+    def somebody_asks(self, what: dict[str, bool] | None) -> None:
+        now = self.tick()
+        self.send(PeriodicTick(now) if what is None else TriggerRequested(now, **what))
 
     @precondition(lambda self: self.ids_wanted)
     @rule()

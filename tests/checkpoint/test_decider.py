@@ -5,22 +5,21 @@ from hypothesis import strategies as st
 
 from dagster_flinkpy.checkpoint.coordinator.decider import CheckpointRequestDecider
 from dagster_flinkpy.checkpoint.coordinator.stimuli import TriggerRequested
-from dagster_flinkpy.checkpoint.metadata import CheckpointKind
 
-SAVEPOINT = TriggerRequested(9, kind=CheckpointKind.SAVEPOINT, request_id="savepoint")
+LAST = TriggerRequested(9, stop=True, request_id="last")
 FORCED = TriggerRequested(8, forced=True, request_id="forced")
 EARLIER = TriggerRequested(6, request_id="earlier")
 LATER = TriggerRequested(7, request_id="later")
 PERIODIC = TriggerRequested(1, periodic=True, request_id="periodic")
 
 
-@given(st.permutations([SAVEPOINT, FORCED, EARLIER, LATER, PERIODIC]))
-def test_savepoints_then_forced_then_asked_for_then_oldest(requests: list[TriggerRequested]) -> None:
+@given(st.permutations([LAST, FORCED, EARLIER, LATER, PERIODIC]))
+def test_the_last_one_then_forced_then_asked_for_then_oldest(requests: list[TriggerRequested]) -> None:
     decider = CheckpointRequestDecider(1, 0)
     for request in requests:
         assert decider.submit(request) == []
     chosen = [decider.choose(10, pending=0, triggering=False, last_completion_ms=None) for _ in requests]
-    assert chosen == [SAVEPOINT, FORCED, EARLIER, LATER, PERIODIC]
+    assert chosen == [LAST, FORCED, EARLIER, LATER, PERIODIC]
     assert decider.choose(10, pending=0, triggering=False, last_completion_ms=None) is None
 
 

@@ -9,8 +9,8 @@ path of a checkpoint, with the stimuli in brackets:
 
 The preconditions are checked again when the id has been assigned, and when the hooks have answered.
 
-HEAD advances only when the previous checkpoint has been committed, so a restore from HEAD never loses a committable. A
-plain savepoint ends when its metadata is written: it neither becomes the latest checkpoint nor commits anything.
+HEAD advances only when the previous checkpoint has been committed, so a restore from HEAD never loses a committable.
+Savepoints are copies of completed checkpoints, of which the coordinator does not know.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ from dagster_flinkpy.checkpoint.coordinator.stimuli import (
     TriggerRequested,
     describe,
 )
-from dagster_flinkpy.checkpoint.metadata import CheckpointKind, CheckpointMetadata
+from dagster_flinkpy.checkpoint.metadata import CheckpointMetadata
 from dagster_flinkpy.common.clock import to_millis
 from dagster_flinkpy.errors import CheckpointError
 
@@ -230,10 +230,10 @@ class CheckpointCoordinator:
             return []
         reason = CheckpointFailureReason.IO_EXCEPTION
         rejected = self._reject(Dropped(request, reason, stimulus.cause))
-        if self._failures.failed(None, request, reason):
+        if self._failures.failed(request, reason):
             message = f"no id is available for a checkpoint: {stimulus.cause}{self._tolerance}"
             return [rejected, FailJob(None, message)]
-        rejected = replace(rejected, tolerated=request.kind is CheckpointKind.CHECKPOINT)
+        rejected = replace(rejected, tolerated=not request.stop)
         return [rejected, *self._next_request(stimulus.now_ms)]
 
     @_handle.register
@@ -413,7 +413,7 @@ class CheckpointCoordinator:
         if self._pending:
             return []  # it has a timeout of its own
         self.statistics.record_failure()
-        if not self._failures.failed(None, late.request, CheckpointFailureReason.CHECKPOINT_EXPIRED):
+        if not self._failures.failed(late.request, CheckpointFailureReason.CHECKPOINT_EXPIRED):
             return []
         n = min(self._late)
         message = (
@@ -428,9 +428,6 @@ class CheckpointCoordinator:
         if stimulus.checkpoint_id in self._recent:
             return []  # it was subsumed in the meantime
         pending = self._in_stage(stimulus.checkpoint_id, Stage.WRITING_METADATA)
-        if pending.request.kind is CheckpointKind.SAVEPOINT and not pending.request.stop:
-            self._succeeded(pending, stimulus.now_ms)
-            return self._next_request(stimulus.now_ms)
         pending.stage = Stage.AWAITING_HEAD
         return self._move_head()
 
@@ -455,14 +452,17 @@ class CheckpointCoordinator:
     @_handle.register
     def _(self, stimulus: HeadReplaced) -> list[Instruction]:
         pending = self._in_stage(stimulus.checkpoint_id, Stage.REPLACING_HEAD)
-        self._succeeded(pending, stimulus.now_ms)
+        self._remove(pending)
+        self._failures.succeeded()
+        self.statistics.record(pending.stats(stimulus.now_ms, CheckpointStatus.COMPLETED))
+        self._last_completion_ms = stimulus.now_ms
         self._files.completed(pending.checkpoint_id, pending.files())
         self._completed.append(pending.checkpoint_id)
         self._committing = pending.checkpoint_id
         instructions: list[Instruction] = []
         # Flink: dropSubsumedCheckpoints
         for older in list(self._pending.values()):
-            if older.checkpoint_id < pending.checkpoint_id and older.request.kind is CheckpointKind.CHECKPOINT:
+            if older.checkpoint_id < pending.checkpoint_id and not older.request.stop:
                 instructions += self._abort(
                     older,
                     stimulus.now_ms,
@@ -497,12 +497,6 @@ class CheckpointCoordinator:
 
     # --- shared -------------------------------------------------------------------------------------------------------
 
-    def _succeeded(self, pending: PendingCheckpoint, now_ms: int) -> None:
-        self._remove(pending)
-        self._failures.succeeded(pending.checkpoint_id)
-        self.statistics.record(pending.stats(now_ms, CheckpointStatus.COMPLETED))
-        self._last_completion_ms = now_ms
-
     def _abort(
         self,
         pending: PendingCheckpoint,
@@ -516,8 +510,8 @@ class CheckpointCoordinator:
     ) -> list[Instruction]:
         """Aborts a checkpoint. Its files go only if nothing else names them; one that a task declined is retried."""
         self._remove(pending)
-        failed = self._failures.failed(pending.checkpoint_id, pending.request, reason, by_task=by_task)
-        tolerated = not failed and reason in LOSES_NOTHING and pending.request.kind is CheckpointKind.CHECKPOINT
+        failed = self._failures.failed(pending.request, reason, by_task=by_task)
+        tolerated = not failed and reason in LOSES_NOTHING and not pending.request.stop
         collecting = pending.stage is Stage.COLLECTING
         if goes_on := tolerated and collecting and reason is CheckpointFailureReason.CHECKPOINT_EXPIRED:
             self._late[pending.checkpoint_id] = pending
@@ -540,9 +534,7 @@ class CheckpointCoordinator:
             return instructions
         more_recent = any(other.trigger_ms >= pending.trigger_ms for other in self._pending.values())
         if by_task and not more_recent and not self._decider.queued and self._triggering is None:
-            if pending.request.kind is CheckpointKind.CHECKPOINT:
-                instructions += self._handle(replace(pending.request, now_ms=now_ms))
-            return instructions
+            return instructions + self._handle(replace(pending.request, now_ms=now_ms))
         return instructions + self._next_request(now_ms)
 
     @property

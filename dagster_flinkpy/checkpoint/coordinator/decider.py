@@ -7,7 +7,6 @@ from dataclasses import dataclass
 
 from dagster_flinkpy.checkpoint.coordinator.messages import CheckpointFailureReason
 from dagster_flinkpy.checkpoint.coordinator.stimuli import TriggerRequested
-from dagster_flinkpy.checkpoint.metadata import CheckpointKind
 
 __all__ = ["MAX_QUEUED_REQUESTS", "CheckpointRequestDecider", "Dropped"]
 
@@ -26,7 +25,7 @@ class Dropped:
 
 
 class CheckpointRequestDecider:
-    """A queue in order of priority: savepoints, forced requests, requests of people, then the oldest.
+    """A queue in order of priority: the last checkpoint of a job, forced requests, requests of people, then the oldest.
 
     Args:
         max_concurrent: How many checkpoints may be pending at once.
@@ -97,7 +96,7 @@ class CheckpointRequestDecider:
 
 
 def _priority(request: TriggerRequested) -> tuple[bool, bool, bool, int]:
-    return request.kind is not CheckpointKind.SAVEPOINT, not request.forced, request.periodic, request.now_ms
+    return not request.stop, not request.forced, request.periodic, request.now_ms
 
 
 def _no_room(request: TriggerRequested, message: str) -> Dropped:

@@ -10,6 +10,7 @@ from typing import Any
 from dagster_flinkpy.checkpoint.coordinator.messages import CheckpointFailureReason, Subtask
 from dagster_flinkpy.checkpoint.coordinator.statistics import CheckpointStats, CheckpointStatus
 from dagster_flinkpy.checkpoint.coordinator.stimuli import TriggerRequested
+from dagster_flinkpy.checkpoint.metadata import CheckpointKind
 from dagster_flinkpy.checkpoint.operator_states import SubtaskState
 
 __all__ = ["AcknowledgeResult", "CheckpointPlan", "PendingCheckpoint", "Stage"]
@@ -153,7 +154,7 @@ class PendingCheckpoint:
         """Returns how it is, for the statistics."""
         return CheckpointStats(
             checkpoint_id=self.checkpoint_id,
-            kind=self.request.kind,
+            kind=CheckpointKind.SAVEPOINT if self.request.stop else CheckpointKind.CHECKPOINT,
             status=status,
             trigger_ms=self.trigger_ms,
             duration_ms=now_ms - self.trigger_ms,

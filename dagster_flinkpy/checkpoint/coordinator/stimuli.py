@@ -8,7 +8,6 @@ from typing import Any
 
 from dagster_flinkpy.checkpoint.coordinator.messages import CheckpointFailureReason, Subtask
 from dagster_flinkpy.checkpoint.coordinator.phases import CheckpointPhases
-from dagster_flinkpy.checkpoint.metadata import CheckpointKind
 from dagster_flinkpy.checkpoint.operator_states import SubtaskState
 
 __all__ = [
@@ -45,15 +44,14 @@ class Stimulus:
 
 @dataclass(frozen=True)
 class TriggerRequested(Stimulus):
-    """Requests a checkpoint or savepoint."""
+    """Requests a checkpoint."""
 
-    kind: CheckpointKind = CheckpointKind.CHECKPOINT
     periodic: bool = False
     """Whether the interval asks for it, not a person."""
     forced: bool = False
     """Whether to ignore the limit of concurrent checkpoints and the pause between them (Flink: ``isForce``)."""
     stop: bool = False
-    """Whether the job stops with this savepoint. If so, it also completes as a checkpoint, and sinks commit."""
+    """Whether the job stops with it. It is kept as a savepoint, too."""
     request_id: str = ""
     """Identifies the request in ``AssignCheckpointId`` and ``Rejected``."""
 
