@@ -99,24 +99,12 @@ class ListState(MergingState[T, Iterable[T]]):
         return iter(self.get())
 
 
-class MapState(State, Generic[K, V]):
-    """A map per key, whose entries are read, written and stored separately."""
+class _ReadMap(State, Generic[K, V]):
+    """A map that is read."""
 
     @abstractmethod
     def get(self, key: K) -> V | None:
         """Returns the value of an entry, or None."""
-
-    @abstractmethod
-    def put(self, key: K, value: V) -> None:
-        """Sets an entry."""
-
-    @abstractmethod
-    def put_all(self, dict_value: dict[K, V]) -> None:
-        """Sets entries. Pairs of key and value are accepted as well, as in PyFlink."""
-
-    @abstractmethod
-    def remove(self, key: K) -> None:
-        """Removes an entry, if it exists."""
 
     @abstractmethod
     def contains(self, key: K) -> bool:
@@ -141,17 +129,37 @@ class MapState(State, Generic[K, V]):
     def __getitem__(self, key: K) -> V | None:
         return self.get(key)
 
+    def __contains__(self, key: K) -> bool:
+        return self.contains(key)
+
+    def __iter__(self) -> Iterator[K]:
+        return self.keys()
+
+
+class _WrittenMap(_ReadMap[K, V]):
+    """A map that is read and written."""
+
+    @abstractmethod
+    def put(self, key: K, value: V) -> None:
+        """Sets an entry."""
+
+    @abstractmethod
+    def put_all(self, dict_value: dict[K, V]) -> None:
+        """Sets entries. Pairs of key and value are accepted as well, as in PyFlink."""
+
+    @abstractmethod
+    def remove(self, key: K) -> None:
+        """Removes an entry, if it exists."""
+
     def __setitem__(self, key: K, value: V) -> None:
         self.put(key, value)
 
     def __delitem__(self, key: K) -> None:
         self.remove(key)
 
-    def __contains__(self, key: K) -> bool:
-        return self.contains(key)
 
-    def __iter__(self) -> Iterator[K]:
-        return self.keys()
+class MapState(_WrittenMap[K, V]):
+    """A map per key, whose entries are read, written and stored separately."""
 
 
 class ReducingState(MergingState[T, T]):
@@ -178,63 +186,12 @@ class AggregatingState(MergingState[IN, OUT]):
         """Adds a value to the accumulator."""
 
 
-class ReadOnlyBroadcastState(State, Generic[K, V]):
-    """A map that is the same in all subtasks, and read-only."""
-
-    @abstractmethod
-    def get(self, key: K) -> V | None:
-        """Returns the value of an entry, or None."""
-
-    @abstractmethod
-    def contains(self, key: K) -> bool:
-        """Returns whether the map has this key."""
-
-    @abstractmethod
-    def items(self) -> Iterator[tuple[K, V]]:
-        """Returns an iterator over all entries, in the order in which their keys were first put."""
-
-    @abstractmethod
-    def keys(self) -> Iterator[K]:
-        """Returns an iterator over the keys of all entries."""
-
-    @abstractmethod
-    def values(self) -> Iterator[V]:
-        """Returns an iterator over the values of all entries."""
-
-    @abstractmethod
-    def is_empty(self) -> bool:
-        """Returns whether the map is empty."""
-
-    def __getitem__(self, key: K) -> V | None:
-        return self.get(key)
-
-    def __contains__(self, key: K) -> bool:
-        return self.contains(key)
-
-    def __iter__(self) -> Iterator[K]:
-        return self.keys()
+class ReadOnlyBroadcastState(_ReadMap[K, V]):
+    """A read-only map that is the same in all subtasks. Its entries are in the order in which they were first put."""
 
 
-class BroadcastState(ReadOnlyBroadcastState[K, V]):
+class BroadcastState(_WrittenMap[K, V], ReadOnlyBroadcastState[K, V]):
     """A map that is the same in all subtasks, because each must treat a broadcast record in the same way."""
-
-    @abstractmethod
-    def put(self, key: K, value: V) -> None:
-        """Sets an entry."""
-
-    @abstractmethod
-    def put_all(self, dict_value: dict[K, V]) -> None:
-        """Sets entries. Pairs of key and value are accepted as well, as in PyFlink."""
-
-    @abstractmethod
-    def remove(self, key: K) -> None:
-        """Removes an entry, if it exists."""
-
-    def __setitem__(self, key: K, value: V) -> None:
-        self.put(key, value)
-
-    def __delitem__(self, key: K) -> None:
-        self.remove(key)
 
 
 class OperatorStateStore(ABC):

@@ -44,16 +44,18 @@ from dagster_flinkpy.errors import ConfigurationError
 __all__ = ["AllWindowedStream", "NullByteKeySelector", "WindowedStream"]
 
 S = TypeVar("S")
-W = TypeVar("W", bound="_Windowed[Any]")
+A = TypeVar("A", bound=Function)
+P = TypeVar("P", bound=Function)
+W = TypeVar("W", bound="_Windowed[Any, Any, Any]")
 
 
-class _Windowed(Generic[S]):
+class _Windowed(Generic[S, A, P]):
     """The common part of windowed streams with and without keys."""
 
-    _apply_functions: tuple[type[Function], ...]
-    """Classes with an ``apply`` method."""
-    _process_functions: tuple[type[Function], ...]
-    """Classes with a ``process`` method."""
+    _apply_function: type[Function]
+    """The class with an ``apply`` method."""
+    _process_function: type[Function]
+    """The class with a ``process`` method."""
     _operator_name: str
     _parallelism: int | None = None
 
@@ -102,61 +104,70 @@ class _Windowed(Generic[S]):
         self._late_tag = output_tag
         return self
 
-    def _reduce(
+    def reduce(
         self,
         reduce_function: ReduceFunction | Callable[[Any, Any], Any],
-        window_function: Any,
-        output_type: TypeInformation | None,
+        window_function: A | P | None = None,
+        output_type: TypeInformation | None = None,
     ) -> S:
+        """Reduces the records of each window to one, which is all that is kept as state."""
         as_callable(reduce_function, ReduceFunction, "reduce")
-        if window_function is None:
-            output_type = output_type or self.get_input_type()
-        else:
-            self._check(window_function, self._apply_functions + self._process_functions, "reduce()")
-        return self._window(
-            output_type,
-            reduce=reduce_function,
-            window_function=window_function,
-            accumulator_type=self.get_input_type(),
-        )
+        record_type = self.get_input_type()
+        return self._fold("reduce()", window_function, output_type, record_type, record_type, reduce=reduce_function)
 
-    def _aggregate(
+    def aggregate(
         self,
         aggregate_function: AggregateFunction | BatchAggregateFunction,
-        window_function: Any,
-        accumulator_type: TypeInformation | list[TypeInformation] | None,
-        output_type: TypeInformation | None,
+        window_function: A | P | None = None,
+        accumulator_type: TypeInformation | list[TypeInformation] | None = None,
+        output_type: TypeInformation | None = None,
     ) -> S:
-        if window_function is not None:
-            self._check(window_function, self._apply_functions + self._process_functions, "aggregate()")
+        """Aggregates the records of each window. Only the accumulator is kept as state, pickled if it has no type."""
         if isinstance(aggregate_function, BatchAggregateFunction):
             if accumulator_type is not None:
                 raise ConfigurationError("aggregate() takes no accumulator_type: a BatchAggregateFunction has its own")
-            aggregate = BatchAggregate(aggregate_function, self.get_input_type())
-            return self._window(
-                aggregate.result_type if output_type is None and window_function is None else output_type,
-                aggregate=aggregate,
-                window_function=window_function,
-                accumulator_type=aggregate.accumulator_type,
-            )
-        check_argument("aggregate()", aggregate_function, AggregateFunction, "an AggregateFunction")
-        if isinstance(accumulator_type, list):
-            accumulator_type = RowTypeInfo(accumulator_type)
-        return self._window(
-            output_type,
-            aggregate=aggregate_function,
-            window_function=window_function,
-            accumulator_type=accumulator_type or PickledBytesTypeInfo(),
-        )
+            function: Any = BatchAggregate(aggregate_function, self.get_input_type())
+            accumulator_type, result_type = function.accumulator_type, function.result_type
+        else:
+            check_argument("aggregate()", aggregate_function, AggregateFunction, "an AggregateFunction")
+            function, result_type = aggregate_function, None
+        stored = accumulator_type or PickledBytesTypeInfo()
+        if isinstance(stored, list):
+            stored = RowTypeInfo(stored)
+        return self._fold("aggregate()", window_function, output_type, result_type, stored, aggregate=function)
+
+    def _fold(
+        self,
+        what: str,
+        window_function: A | P | None,
+        output_type: TypeInformation | None,
+        result_type: TypeInformation | None,
+        accumulator_type: TypeInformation,
+        **how: Any,
+    ) -> S:
+        """Adds the operator of a function whose result, of ``result_type``, may go to a window function."""
+        if window_function is None:
+            output_type = output_type or result_type
+        else:
+            self._check(what, window_function, self._apply_function, self._process_function)
+        return self._window(output_type, window_function=window_function, accumulator_type=accumulator_type, **how)
+
+    def apply(self, window_function: A, output_type: TypeInformation | None = None) -> S:
+        """Applies a function to all elements of each window, which are kept as state."""
+        return self._of_elements("apply()", window_function, self._apply_function, output_type)
+
+    def process(self, process_window_function: P, output_type: TypeInformation | None = None) -> S:
+        """Applies a function to all elements of each window, which are kept as state."""
+        return self._of_elements("process()", process_window_function, self._process_function, output_type)
 
     def _of_elements(
-        self, what: str, classes: tuple[type[Function], ...], function: Any, output_type: TypeInformation | None
+        self, what: str, function: A | P, wanted: type[Function], output_type: TypeInformation | None
     ) -> S:
-        self._check(function, classes, what)
+        self._check(what, function, wanted)
         return self._window(output_type, window_function=function)
 
     @staticmethod
-    def _check(function: Any, classes: tuple[type[Function], ...], what: str) -> None:
+    def _check(what: str, function: object, *classes: type[Function]) -> None:
         check_argument(what, function, classes, f"a {' or '.join(c.__name__ for c in classes)}")
 
     def _window(self, output_type: TypeInformation | None, **how: Any) -> S:
@@ -251,45 +262,11 @@ class _Windowed(Generic[S]):
         return [], [], False
 
 
-class WindowedStream(_Windowed[S]):
-    """The records of each key, grouped into windows."""
+class WindowedStream(_Windowed[S, WindowFunction[Any, Any, Any, Any], ProcessWindowFunction[Any, Any, Any, Any]]):
+    """The records of each key, grouped into windows, for a `WindowFunction` or a `ProcessWindowFunction`."""
 
-    _apply_functions = (WindowFunction,)
-    _process_functions = (ProcessWindowFunction,)
+    _apply_function, _process_function = WindowFunction, ProcessWindowFunction
     _operator_name = "Window"
-
-    def reduce(
-        self,
-        reduce_function: ReduceFunction | Callable[[Any, Any], Any],
-        window_function: WindowFunction[Any, Any, Any, Any] | ProcessWindowFunction[Any, Any, Any, Any] | None = None,
-        output_type: TypeInformation | None = None,
-    ) -> S:
-        """Reduces the records of each window to one, which is all that is kept as state."""
-        return self._reduce(reduce_function, window_function, output_type)
-
-    def aggregate(
-        self,
-        aggregate_function: AggregateFunction | BatchAggregateFunction,
-        window_function: WindowFunction[Any, Any, Any, Any] | ProcessWindowFunction[Any, Any, Any, Any] | None = None,
-        accumulator_type: TypeInformation | list[TypeInformation] | None = None,
-        output_type: TypeInformation | None = None,
-    ) -> S:
-        """Aggregates the records of each window. Only the accumulator is kept as state, pickled if it has no type."""
-        return self._aggregate(aggregate_function, window_function, accumulator_type, output_type)
-
-    def apply(
-        self, window_function: WindowFunction[Any, Any, Any, Any], output_type: TypeInformation | None = None
-    ) -> S:
-        """Applies a function to all elements of each window, which are kept as state."""
-        return self._of_elements("apply()", self._apply_functions, window_function, output_type)
-
-    def process(
-        self,
-        process_window_function: ProcessWindowFunction[Any, Any, Any, Any],
-        output_type: TypeInformation | None = None,
-    ) -> S:
-        """Applies a function to all elements of each window, which are kept as state."""
-        return self._of_elements("process()", self._process_functions, process_window_function, output_type)
 
     def _key_fields(self, what: str) -> tuple[list[str], list[TypeInformation], bool]:
         return self._upstream.key_fields(what)
@@ -302,44 +279,15 @@ class NullByteKeySelector(KeySelector):
         return 0
 
 
-class AllWindowedStream(_Windowed[S]):
-    """All records of a stream without keys, grouped into windows by one subtask."""
+class AllWindowedStream(_Windowed[S, AllWindowFunction[Any, Any, Any], ProcessAllWindowFunction[Any, Any, Any]]):
+    """All records of a stream without keys, grouped into windows by one subtask.
 
-    _apply_functions = (AllWindowFunction,)
-    _process_functions = (ProcessAllWindowFunction,)
+    Its functions are an `AllWindowFunction` or a `ProcessAllWindowFunction`.
+    """
+
+    _apply_function, _process_function = AllWindowFunction, ProcessAllWindowFunction
     _operator_name = "AllWindow"
     _parallelism = 1
 
     def __init__(self, upstream: Upstream[S], window_assigner: WindowAssigner[Any, Any]) -> None:
         super().__init__(upstream.key_by(NullByteKeySelector(), Types.LONG()), window_assigner)
-
-    def reduce(
-        self,
-        reduce_function: ReduceFunction | Callable[[Any, Any], Any],
-        window_function: AllWindowFunction[Any, Any, Any] | ProcessAllWindowFunction[Any, Any, Any] | None = None,
-        output_type: TypeInformation | None = None,
-    ) -> S:
-        """Reduces the records of each window to one, which is all that is kept as state."""
-        return self._reduce(reduce_function, window_function, output_type)
-
-    def aggregate(
-        self,
-        aggregate_function: AggregateFunction | BatchAggregateFunction,
-        window_function: AllWindowFunction[Any, Any, Any] | ProcessAllWindowFunction[Any, Any, Any] | None = None,
-        accumulator_type: TypeInformation | list[TypeInformation] | None = None,
-        output_type: TypeInformation | None = None,
-    ) -> S:
-        """Aggregates the records of each window. Only the accumulator is kept as state, pickled if it has no type."""
-        return self._aggregate(aggregate_function, window_function, accumulator_type, output_type)
-
-    def apply(self, window_function: AllWindowFunction[Any, Any, Any], output_type: TypeInformation | None = None) -> S:
-        """Applies a function to all elements of each window, which are kept as state."""
-        return self._of_elements("apply()", self._apply_functions, window_function, output_type)
-
-    def process(
-        self,
-        process_window_function: ProcessAllWindowFunction[Any, Any, Any],
-        output_type: TypeInformation | None = None,
-    ) -> S:
-        """Applies a function to all elements of each window, which are kept as state."""
-        return self._of_elements("process()", self._process_functions, process_window_function, output_type)
