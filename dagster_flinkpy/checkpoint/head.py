@@ -1,15 +1,20 @@
-"""The ``HEAD`` object: which checkpoint of a job is the latest. Replacing it completes a checkpoint."""
+"""The ``HEAD`` object: which checkpoint of a job is the latest. Replacing it completes a checkpoint.
+
+And what it says about a checkpoint in a listing.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from datetime import datetime
+from enum import Enum
 
 from dagster_flinkpy.checkpoint.partitions import PartitionEnd
 from dagster_flinkpy.errors import CorruptMetadataError, ObjectNotFoundError, PathEscapesPrefixError
 from dagster_flinkpy.json_records import Count, Id, JsonRecord, load_object
 from dagster_flinkpy.storage.object_store import ObjectStore, check_relative
 
-__all__ = ["HEAD_KEY", "Head", "read_head"]
+__all__ = ["HEAD_KEY", "CheckpointEntry", "EntryStatus", "Head", "read_head"]
 
 HEAD_KEY = "HEAD"
 
@@ -100,3 +105,27 @@ def read_head(store: ObjectStore) -> tuple[Head, str] | None:
     except ObjectNotFoundError:
         return None
     return Head.from_bytes(data, f"{store.url}/{HEAD_KEY}"), etag
+
+
+class EntryStatus(str, Enum):
+    """What ``HEAD`` says about a checkpoint."""
+
+    LATEST = "latest"
+    RETAINED = "retained"
+    ORPHAN = "orphan"
+    """It was never completed, or is subsumed."""
+    UNCLAIMED = "unclaimed"
+    """The job was restored from it and does not own it; it is kept until someone disposes of it."""
+
+
+@dataclass(frozen=True)
+class CheckpointEntry:
+    """A checkpoint as a listing shows it."""
+
+    checkpoint_id: int
+    path: str
+    """The path of its ``_metadata``, relative to the job's prefix."""
+    size: int
+    """The size of its ``_metadata`` in bytes."""
+    last_modified: datetime
+    status: EntryStatus

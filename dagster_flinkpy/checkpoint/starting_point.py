@@ -24,8 +24,11 @@ from dagster_flinkpy.checkpoint.recomputation import Recomputation, without_stat
 from dagster_flinkpy.checkpoint.restore import RestorePlan, assign, restore_targets
 from dagster_flinkpy.checkpoint.savepoints.dispose import dispose_savepoint
 from dagster_flinkpy.checkpoint.savepoints.savepoint import import_savepoint, pickled_state
-from dagster_flinkpy.checkpoint.savepoints.stored_checkpoint import open_checkpoint
-from dagster_flinkpy.checkpoint.savepoints.stored_savepoints import savepoint_choices, savepoint_location
+from dagster_flinkpy.checkpoint.savepoints.stored_checkpoint import (
+    open_checkpoint,
+    savepoint_choices,
+    savepoint_location,
+)
 from dagster_flinkpy.checkpoint.state_migration import migrate
 from dagster_flinkpy.checkpoint.store import CompletedCheckpointStore
 from dagster_flinkpy.common.typeinfo import PickledBytesTypeInfo

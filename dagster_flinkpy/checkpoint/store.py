@@ -25,11 +25,10 @@ from datetime import timedelta
 from threading import Lock
 
 from dagster_flinkpy.checkpoint.attempt import Attempt
-from dagster_flinkpy.checkpoint.checkpoint_entry import CheckpointEntry, EntryStatus
 from dagster_flinkpy.checkpoint.claims import named_by_others
 from dagster_flinkpy.checkpoint.coordinator.statistics import CheckpointStatistics
 from dagster_flinkpy.checkpoint.counter import COUNTER_KEY, CheckpointIdCounter, read_counter
-from dagster_flinkpy.checkpoint.head import HEAD_KEY, Head, read_head
+from dagster_flinkpy.checkpoint.head import HEAD_KEY, CheckpointEntry, EntryStatus, Head, read_head
 from dagster_flinkpy.checkpoint.leadership import take_lead
 from dagster_flinkpy.checkpoint.metadata import METADATA_NAME, REPEATS, CheckpointMetadata, fetch_metadata
 from dagster_flinkpy.checkpoint.operator_states import EXCHANGE_FOLDER

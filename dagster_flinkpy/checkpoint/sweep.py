@@ -8,12 +8,11 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta, timezone
 from itertools import islice
 
-from dagster_flinkpy.checkpoint.forks.job_disposal import finish_disposal, tidy_claims
+from dagster_flinkpy.checkpoint.forks.job_disposal import finish_disposal, needed_files, tidy_claims
 from dagster_flinkpy.checkpoint.metadata import METADATA_NAME
-from dagster_flinkpy.checkpoint.needed_files import needed_files
 from dagster_flinkpy.checkpoint.operator_states import EXCHANGE_FOLDER
 from dagster_flinkpy.checkpoint.requests import REQUESTS_FOLDER
-from dagster_flinkpy.checkpoint.savepoints.stored_savepoints import list_savepoints
+from dagster_flinkpy.checkpoint.savepoints.stored_checkpoint import list_savepoints
 from dagster_flinkpy.checkpoint.traces import CHECKPOINT_FOLDER, SAVEPOINT_PREFIX, SHARED_FOLDER, head_of_job
 from dagster_flinkpy.common.clock import current_millis
 from dagster_flinkpy.errors import ConfigurationError

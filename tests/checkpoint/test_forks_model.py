@@ -23,7 +23,7 @@ from dagster_flinkpy.checkpoint.head import read_head
 from dagster_flinkpy.checkpoint.offline import trigger_savepoint
 from dagster_flinkpy.checkpoint.savepoints.dispose import dispose_savepoint
 from dagster_flinkpy.checkpoint.savepoints.savepoint import files_location, load_savepoint
-from dagster_flinkpy.checkpoint.savepoints.stored_savepoints import list_savepoints
+from dagster_flinkpy.checkpoint.savepoints.stored_checkpoint import list_savepoints
 from dagster_flinkpy.checkpoint.store import CompletedCheckpointStore
 from dagster_flinkpy.checkpoint.sweep import sweep
 from dagster_flinkpy.datastream import SavepointFormatType

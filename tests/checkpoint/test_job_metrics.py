@@ -5,8 +5,8 @@ from dataclasses import replace
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dagster_flinkpy.checkpoint.coordinator.phases import CheckpointPhases
 from dagster_flinkpy.checkpoint.coordinator.statistics import CheckpointStatistics, CheckpointStats, CheckpointStatus
+from dagster_flinkpy.checkpoint.coordinator.timeline import CheckpointPhases
 from dagster_flinkpy.checkpoint.metadata import CheckpointKind
 from dagster_flinkpy.checkpoint.operator_states import OperatorState, SubtaskState
 from dagster_flinkpy.checkpoint.reports.job_metrics import TIMES, job_metrics, operator_metrics, per_second

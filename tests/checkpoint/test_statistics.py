@@ -9,13 +9,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dagster_flinkpy.checkpoint.coordinator.messages import CheckpointFailureReason
-from dagster_flinkpy.checkpoint.coordinator.phases import CheckpointPhases
 from dagster_flinkpy.checkpoint.coordinator.statistics import (
     CheckpointStatistics,
     CheckpointStats,
     CheckpointStatus,
     Summary,
 )
+from dagster_flinkpy.checkpoint.coordinator.timeline import CheckpointPhases
 from dagster_flinkpy.checkpoint.metadata import CheckpointKind
 
 DONE = CheckpointStats(

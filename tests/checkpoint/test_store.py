@@ -10,9 +10,8 @@ from pathlib import Path
 import pytest
 
 from dagster_flinkpy.checkpoint.attempt import Attempt
-from dagster_flinkpy.checkpoint.checkpoint_entry import EntryStatus
 from dagster_flinkpy.checkpoint.counter import COUNTER_KEY
-from dagster_flinkpy.checkpoint.head import HEAD_KEY, Head
+from dagster_flinkpy.checkpoint.head import HEAD_KEY, EntryStatus, Head
 from dagster_flinkpy.checkpoint.metadata import CheckpointMetadata
 from dagster_flinkpy.checkpoint.operator_states import OperatorState
 from dagster_flinkpy.checkpoint.store import CompletedCheckpointStore

@@ -10,10 +10,9 @@ from pathlib import Path
 import pytest
 
 from dagster_flinkpy.checkpoint.attempt import Attempt
-from dagster_flinkpy.checkpoint.checkpoint_entry import EntryStatus
 from dagster_flinkpy.checkpoint.coordinator.statistics import CheckpointStatistics, CheckpointStats, CheckpointStatus
 from dagster_flinkpy.checkpoint.counter import COUNTER_KEY
-from dagster_flinkpy.checkpoint.head import HEAD_KEY, read_head
+from dagster_flinkpy.checkpoint.head import HEAD_KEY, EntryStatus, read_head
 from dagster_flinkpy.checkpoint.metadata import CheckpointKind, CheckpointMetadata
 from dagster_flinkpy.checkpoint.operator_states import OperatorState
 from dagster_flinkpy.checkpoint.store import CompletedCheckpointStore

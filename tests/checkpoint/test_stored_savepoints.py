@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from dagster_flinkpy.checkpoint.metadata import METADATA_NAME
-from dagster_flinkpy.checkpoint.savepoints.stored_savepoints import (
+from dagster_flinkpy.checkpoint.savepoints.stored_checkpoint import (
     list_savepoints,
     savepoint_choices,
     savepoint_location,

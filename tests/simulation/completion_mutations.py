@@ -8,7 +8,7 @@ from typing import Any
 from unittest import mock
 
 from dagster_flinkpy.checkpoint.attempt import Attempt
-from dagster_flinkpy.checkpoint.coordinator.discarded_files import DiscardedFiles
+from dagster_flinkpy.checkpoint.coordinator.failures import DiscardedFiles
 from dagster_flinkpy.checkpoint.coordinator.instructions import HandOver, NotifyAborted
 from dagster_flinkpy.checkpoint.coordinator.stimuli import CoordinatorSnapshotted
 from dagster_flinkpy.checkpoint.store import CompletedCheckpointStore

@@ -22,8 +22,7 @@ from functools import singledispatchmethod
 
 from dagster_flinkpy.checkpoint.coordinator.coordinator_config import CoordinatorConfig
 from dagster_flinkpy.checkpoint.coordinator.decider import CheckpointRequestDecider, Dropped
-from dagster_flinkpy.checkpoint.coordinator.discarded_files import DiscardedFiles
-from dagster_flinkpy.checkpoint.coordinator.failure_manager import LOSES_NOTHING, CheckpointFailureManager
+from dagster_flinkpy.checkpoint.coordinator.failures import LOSES_NOTHING, CheckpointFailureManager, DiscardedFiles
 from dagster_flinkpy.checkpoint.coordinator.instructions import (
     ArmPeriodic,
     ArmTimeout,

@@ -10,7 +10,7 @@ from math import ceil
 from typing import Any
 
 from dagster_flinkpy.checkpoint.coordinator.messages import CheckpointFailureReason
-from dagster_flinkpy.checkpoint.coordinator.phases import CheckpointPhases
+from dagster_flinkpy.checkpoint.coordinator.timeline import CheckpointPhases
 from dagster_flinkpy.checkpoint.metadata import CheckpointKind
 from dagster_flinkpy.json_records import Count, Json, JsonRecord, Millis
 

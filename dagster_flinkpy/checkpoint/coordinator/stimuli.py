@@ -7,7 +7,7 @@ from enum import Enum
 from typing import Any
 
 from dagster_flinkpy.checkpoint.coordinator.messages import CheckpointFailureReason, Subtask
-from dagster_flinkpy.checkpoint.coordinator.phases import CheckpointPhases
+from dagster_flinkpy.checkpoint.coordinator.timeline import CheckpointPhases
 from dagster_flinkpy.checkpoint.operator_states import SubtaskState
 
 __all__ = [

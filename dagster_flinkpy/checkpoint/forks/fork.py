@@ -33,7 +33,7 @@ from dagster_flinkpy.checkpoint.offline import refuse_beside_run, without_commit
 from dagster_flinkpy.checkpoint.partitions import is_end, repeated_end
 from dagster_flinkpy.checkpoint.savepoints.dispose import DISPOSAL_KEY
 from dagster_flinkpy.checkpoint.savepoints.savepoint import as_savepoint, files_location, load_savepoint
-from dagster_flinkpy.checkpoint.savepoints.stored_savepoints import savepoint_location
+from dagster_flinkpy.checkpoint.savepoints.stored_checkpoint import savepoint_location
 from dagster_flinkpy.checkpoint.store import CompletedCheckpointStore
 from dagster_flinkpy.checkpoint.traces import head_of_job
 from dagster_flinkpy.common.clock import current_millis, datetime_of_millis

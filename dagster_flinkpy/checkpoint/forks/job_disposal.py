@@ -1,4 +1,4 @@
-"""Deletes whole jobs, and gives up what they have claimed of the files of other jobs."""
+"""Deletes whole jobs, gives up what they have claimed of the files of other jobs, and knows which files a job needs."""
 
 from __future__ import annotations
 
@@ -8,13 +8,19 @@ from datetime import datetime, timedelta
 from dagster_flinkpy.checkpoint.attempt import Attempt
 from dagster_flinkpy.checkpoint.claims import CLAIMS_FOLDER, StoredClaim, claims_of, named_by_others, shrink_claim
 from dagster_flinkpy.checkpoint.head import HEAD_KEY, Head, read_head
-from dagster_flinkpy.checkpoint.needed_files import needed_files
-from dagster_flinkpy.checkpoint.savepoints.stored_savepoints import list_savepoints
+from dagster_flinkpy.checkpoint.savepoints.stored_checkpoint import list_savepoints
 from dagster_flinkpy.checkpoint.store import CompletedCheckpointStore
-from dagster_flinkpy.checkpoint.traces import find_traces
+from dagster_flinkpy.checkpoint.traces import find_traces, head_of_job
 from dagster_flinkpy.common.arguments import check_argument
 from dagster_flinkpy.common.clock import current_millis
-from dagster_flinkpy.errors import CheckpointError, FencedError, JobNotFoundError
+from dagster_flinkpy.errors import (
+    CheckpointError,
+    ConfigurationError,
+    CorruptMetadataError,
+    FencedError,
+    JobNotFoundError,
+    ObjectNotFoundError,
+)
 from dagster_flinkpy.storage import StorageLocation
 from dagster_flinkpy.storage.lease import LEADER_KEY, LeaseHeldError, if_killed
 from dagster_flinkpy.storage.object_store import ObjectStore
@@ -26,9 +32,12 @@ __all__ = [
     "dispose_job",
     "finish_disposal",
     "mark_disposed",
+    "needed_files",
     "split_origin",
     "tidy_claims",
 ]
+
+_TRIES = 5
 
 
 def split_origin(path: str) -> tuple[str, str]:
@@ -211,3 +220,41 @@ def _end_if_dead(job: ObjectStore, claim: StoredClaim) -> None:
         dead = job.url.rpartition("/")[2] not in claims_elsewhere(fork)
     if dead:
         job.delete(claim.key)
+
+
+def needed_files(store: ObjectStore) -> tuple[set[int], set[str]]:
+    """Returns the kept checkpoints of a job, and all files that they, its native savepoints and its forks name.
+
+    Args:
+        store: The object store, rooted at the job's prefix.
+
+    Raises:
+        ConfigurationError: There is no job.
+        HeadLostError: ``HEAD`` was lost.
+        CorruptMetadataError: Something cannot be read, so it is unknown what it needs.
+    """
+    checkpoints = CompletedCheckpointStore(store)
+    for attempt in range(_TRIES):
+        kept = _kept(store)
+        named: set[str] = set()
+        try:
+            for checkpoint_id in kept:
+                named |= checkpoints.load(checkpoint_id).files()
+        except ObjectNotFoundError as error:
+            # A running job may have subsumed it just now; then HEAD says so.
+            if attempt + 1 == _TRIES or checkpoint_id in _kept(store):
+                raise CorruptMetadataError(
+                    f"{error}; HEAD retains this checkpoint, so nothing is swept until it is restored to the store or "
+                    "HEAD no longer retains it"
+                ) from error
+            continue
+        break
+    # These are listed after HEAD was read: what is written now is of a checkpoint that HEAD kept.
+    return set(kept), named.union(*named_by_others(store).values())
+
+
+def _kept(store: ObjectStore) -> tuple[int, ...]:
+    head = head_of_job(store)
+    if head is None:
+        raise ConfigurationError(f"{store.url} has no {HEAD_KEY}, so nothing was swept: give the folder of a job")
+    return head.kept

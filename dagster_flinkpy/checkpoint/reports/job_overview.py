@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from dagster_flinkpy.checkpoint.coordinator.phases import CheckpointPhases
 from dagster_flinkpy.checkpoint.coordinator.statistics import CheckpointStatistics, CheckpointStats
+from dagster_flinkpy.checkpoint.coordinator.timeline import CheckpointPhases
 from dagster_flinkpy.checkpoint.head import read_head
 from dagster_flinkpy.checkpoint.metadata import CheckpointMetadata
 from dagster_flinkpy.checkpoint.reports.event_time_holders import OperatorEventTime, event_times

@@ -40,12 +40,12 @@ from dagster_flinkpy.orchestration.resources import CheckpointStorageResource, S
 from dagster_flinkpy.orchestration.run_config import FlinkRunConfig
 from dagster_flinkpy.orchestration.runs.job_run import JobRun
 from dagster_flinkpy.orchestration.runs.open_lineage import told_to_open_lineage
-from dagster_flinkpy.orchestration.runs.partition_check import (
+from dagster_flinkpy.orchestration.runs.partition_events import (
     PARTITIONS_UP_TO_DATE,
+    materialize_partitions,
     partition_results,
     stored_outdated,
 )
-from dagster_flinkpy.orchestration.runs.partition_events import materialize_partitions
 from dagster_flinkpy.orchestration.runs.partitioned_run import run_partitions
 from dagster_flinkpy.orchestration.runs.termination import ended_with_run
 from dagster_flinkpy.orchestration.runs.unpartitioned_run import run_epochs

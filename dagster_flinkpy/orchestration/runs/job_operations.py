@@ -35,10 +35,10 @@ from dagster_flinkpy.orchestration.run_config import (
     UpgradeConfig,
 )
 from dagster_flinkpy.orchestration.run_tries import first_try
+from dagster_flinkpy.orchestration.runs.job_run import to_run
 from dagster_flinkpy.orchestration.runs.old_runs import old_runs
 from dagster_flinkpy.orchestration.runs.report import asset_metadata, place
 from dagster_flinkpy.orchestration.runs.running_job import ask_running_job, refuse_beside_others
-from dagster_flinkpy.orchestration.runs.worker_logs import to_run
 from dagster_flinkpy.storage import StorageLocation
 
 if TYPE_CHECKING:
@@ -135,7 +135,7 @@ class JobOperations:
 
     def dispose(self, context: OpExecutionContext, config: DisposeConfig) -> None:
         """Deletes a savepoint."""
-        from dagster_flinkpy.checkpoint.savepoints.stored_savepoints import savepoint_choices, savepoint_location
+        from dagster_flinkpy.checkpoint.savepoints.stored_checkpoint import savepoint_choices, savepoint_location
 
         job = self._location(context).child(self.job.job_id)
         with flink_failures(context.log):
@@ -227,7 +227,7 @@ class JobOperations:
 
     def inspect(self, context: OpExecutionContext, config: InspectConfig) -> None:
         """Shows the state of one key as metadata of the step."""
-        from dagster_flinkpy.checkpoint.savepoints.stored_savepoints import savepoint_location
+        from dagster_flinkpy.checkpoint.savepoints.stored_checkpoint import savepoint_location
         from dagster_flinkpy.orchestration.runs.inspection import inspect_key, state_table
 
         location = job = self._location(context).child(self.job.job_id)
@@ -318,7 +318,7 @@ class JobOperations:
         """Returns the path and the metadata of the savepoint that a running job has written; None if none runs."""
         from dagster_flinkpy.checkpoint.requests import Order, RequestKind
         from dagster_flinkpy.checkpoint.savepoints.savepoint import load_savepoint
-        from dagster_flinkpy.checkpoint.savepoints.stored_savepoints import savepoint_location
+        from dagster_flinkpy.checkpoint.savepoints.stored_checkpoint import savepoint_location
 
         location = self._location(context)
         # The job may run in another working directory, so it is told a URL.

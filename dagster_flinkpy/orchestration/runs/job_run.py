@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+import logging
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from dagster import (
     AssetExecutionContext,
@@ -34,8 +35,12 @@ from dagster_flinkpy.orchestration.dagster_internals import (
 from dagster_flinkpy.orchestration.failure import flink_failures
 from dagster_flinkpy.orchestration.job_assets import JobAssets
 from dagster_flinkpy.orchestration.runs.runs_of_job import refuse_other_location
+from dagster_flinkpy.spark.user_logs import LogEntry, print_line
 
-__all__ = ["UNCHANGED_TAG", "JobRun"]
+if TYPE_CHECKING:
+    from dagster import DagsterLogManager
+
+__all__ = ["UNCHANGED_TAG", "JobRun", "to_run"]
 
 UNCHANGED_TAG = "flink/unchanged"
 """Tag of a materialization that is there only because other steps of its run read the asset, which has not changed."""
@@ -243,3 +248,23 @@ def _tags_of(key: AssetKey, record: EventLogRecord | None) -> dict[str, str]:
 
 def _names(specs: Iterable[AssetSpec]) -> str:
     return ", ".join(spec.key.to_user_string() for spec in specs)
+
+
+def to_run(log: DagsterLogManager) -> Callable[[LogEntry], None]:
+    """Returns a function that takes the entries: log records go to the run's log, printed lines to standard output.
+
+    While Dagster's database is away, records are lost: no reason to end the job.
+
+    Args:
+        log: The log of the run.
+    """
+
+    def take(entry: LogEntry) -> None:
+        if entry.level:
+            with suppress(Exception):  # Dagster has said so on standard error
+                # Dagster does not show a run that has records of other levels.
+                log.log(min(entry.level // 10 * 10, logging.CRITICAL), str(entry))
+        else:
+            print_line(entry.text)
+
+    return take

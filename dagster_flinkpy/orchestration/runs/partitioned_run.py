@@ -17,9 +17,8 @@ from dagster_flinkpy.orchestration.resources import CheckpointStorageResource, S
 from dagster_flinkpy.orchestration.run_config import FlinkRunConfig
 from dagster_flinkpy.orchestration.runs.backfill_runs import continues_backfill, let_run_before_go_first
 from dagster_flinkpy.orchestration.runs.exclusive_run import await_exclusive_run
-from dagster_flinkpy.orchestration.runs.job_run import JobRun
-from dagster_flinkpy.orchestration.runs.partition_check import record_partitions
-from dagster_flinkpy.orchestration.runs.partition_events import record_completed
+from dagster_flinkpy.orchestration.runs.job_run import JobRun, to_run
+from dagster_flinkpy.orchestration.runs.partition_events import record_completed, record_partitions
 from dagster_flinkpy.orchestration.runs.partition_start import (
     outdated,
     partition_start,
@@ -29,7 +28,6 @@ from dagster_flinkpy.orchestration.runs.partition_start import (
 )
 from dagster_flinkpy.orchestration.runs.report import checkpoint_line
 from dagster_flinkpy.orchestration.runs.termination import interrupts_passed_to
-from dagster_flinkpy.orchestration.runs.worker_logs import to_run
 from dagster_flinkpy.storage.object_store import ObjectStore
 
 if TYPE_CHECKING:

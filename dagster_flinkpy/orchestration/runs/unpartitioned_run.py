@@ -13,9 +13,8 @@ from dagster_flinkpy.orchestration.run_config import FlinkRunConfig
 from dagster_flinkpy.orchestration.run_tries import first_try
 from dagster_flinkpy.orchestration.runs.asset_enumerator import assets_from
 from dagster_flinkpy.orchestration.runs.epoch_events import EpochEvents
-from dagster_flinkpy.orchestration.runs.job_run import JobRun
+from dagster_flinkpy.orchestration.runs.job_run import JobRun, to_run
 from dagster_flinkpy.orchestration.runs.termination import interrupts_passed_to
-from dagster_flinkpy.orchestration.runs.worker_logs import to_run
 
 if TYPE_CHECKING:
     from dagster_flinkpy.checkpoint.reports.completed_epoch import CompletedEpoch

@@ -1,5 +1,7 @@
 """The sensor that triggers checkpoints periodically."""
 
+from __future__ import annotations
+
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from datetime import timedelta
@@ -16,13 +18,15 @@ from dagster import (
     sensor,
 )
 
+from dagster_flinkpy.checkpoint.requests import DEFAULT_TIMEOUT, JobRequests, Order, RequestKind
 from dagster_flinkpy.common.clock import current_millis, epoch_millis, to_millis
-from dagster_flinkpy.errors import ConfigurationError
+from dagster_flinkpy.errors import ConfigurationError, JobNotRunningError, RequestFailedError
 from dagster_flinkpy.orchestration.flink_job import JOB_TAG
 from dagster_flinkpy.orchestration.runs.runs_of_job import CHECKPOINT_TAG, next_run_key, runs_on
 from dagster_flinkpy.orchestration.sensors.targets import (
     SKEW_MS,
     FlinkTarget,
+    JobCursor,
     flink_targets,
     runs_alive,
     tick_result,
@@ -175,9 +179,7 @@ def build_checkpoint_sensor(
     )
     def checkpoint_sensor(context: SensorEvaluationContext) -> SensorResult:
         storage = getattr(context.resources, checkpoint_storage_resource_key).location()
-        from dagster_flinkpy.orchestration.sensors.checkpoint_requests import CheckpointRequests
-
-        asked = CheckpointRequests(context.cursor, f"Dagster sensor {sensor_name}")
+        asked = _CheckpointRequests(context.cursor, f"Dagster sensor {sensor_name}")
         time = LookTime(len(targets))
 
         def decide(target: FlinkTarget) -> RunRequest | str:
@@ -262,3 +264,43 @@ def _tries(target: FlinkTarget, checkpoint_id: int) -> RunsFilter:
 
 def _span(milliseconds: int) -> str:
     return f"{milliseconds} ms" if milliseconds < 1000 else f"{milliseconds / 1000:.0f} s"
+
+
+class _CheckpointRequests(JobCursor):
+    """The open requests of a sensor to jobs that run on: one at a time for a job, however many ticks there are.
+
+    Args:
+        cursor: The cursor of the sensor.
+        asker: Who asks, in words for people.
+    """
+
+    def __init__(self, cursor: str | None, asker: str) -> None:
+        super().__init__(cursor, "requests")
+        self._asker = asker
+
+    def ask(self, job: StorageLocation, job_id: str, run_id: str) -> str:
+        """Asks a job for a checkpoint, unless it has not yet answered the last time.
+
+        Args:
+            job: The job's prefix.
+            job_id: The job.
+            run_id: The run that works on it.
+
+        Returns:
+            What was done, in words for people.
+        """
+        requests, said = JobRequests(job, self._asker), ""
+        if (asked := self.get(job_id)) is not None:
+            answer, age_ms = requests.answer(asked), current_millis() - int(asked.partition("-")[0])
+            if (answer is None or not answer.final) and age_ms < to_millis(DEFAULT_TIMEOUT):
+                return f"Job {job_id}: run {run_id} was asked for a checkpoint {age_ms // 1000} s ago."
+            try:
+                requests.wait(asked, timedelta(0))
+            except RequestFailedError as error:
+                said = f" It could not complete the one before: {error}"
+            del self[job_id]
+        try:
+            self[job_id] = requests.submit(Order(RequestKind.CHECKPOINT))
+        except JobNotRunningError:
+            return f"Job {job_id}: run {run_id} has not yet begun to work on it.{said}"
+        return f"Job {job_id}: run {run_id} is asked for a checkpoint.{said}"

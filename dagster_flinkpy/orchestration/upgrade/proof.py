@@ -112,8 +112,7 @@ def prove_upgrade(
         CheckpointError: The job has no checkpoint, or another proof is at work.
         JobGraphError: A program is not valid.
     """
-    from dagster_flinkpy.checkpoint.savepoints.stored_checkpoint import open_checkpoint
-    from dagster_flinkpy.checkpoint.savepoints.stored_savepoints import savepoint_location
+    from dagster_flinkpy.checkpoint.savepoints.stored_checkpoint import open_checkpoint, savepoint_location
     from dagster_flinkpy.checkpoint.store import CompletedCheckpointStore
 
     kept = CompletedCheckpointStore(job.open()).retained()

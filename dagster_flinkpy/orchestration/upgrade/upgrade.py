@@ -222,7 +222,7 @@ def _delete_copy(fork: StorageLocation, owner: str) -> StorageLocation:
     """
     from dagster_flinkpy.checkpoint.forks.fork import check_fork
     from dagster_flinkpy.checkpoint.savepoints.dispose import dispose_savepoint
-    from dagster_flinkpy.checkpoint.savepoints.stored_savepoints import list_savepoints
+    from dagster_flinkpy.checkpoint.savepoints.stored_checkpoint import list_savepoints
     from dagster_flinkpy.common.clock import current_millis
 
     copy = fork.parent.child(f"{fork.name}_back")

@@ -16,7 +16,7 @@ from dagster_flinkpy.connectors import ParquetSink
 from dagster_flinkpy.datastream import StreamExecutionEnvironment
 from dagster_flinkpy.datastream.connectors.base import CommitRequest, Committer, CommitterInitContext
 from dagster_flinkpy.orchestration import SparkResource, flink_assets
-from dagster_flinkpy.orchestration.runs.worker_logs import to_run
+from dagster_flinkpy.orchestration.runs.job_run import to_run
 from dagster_flinkpy.runtime.master import job_session
 from dagster_flinkpy.runtime.master.commits import commit_retries
 from dagster_flinkpy.runtime.master.job import JobAttempt

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from dagster_flinkpy.checkpoint.checkpoint_entry import EntryStatus
 from dagster_flinkpy.checkpoint.coordinator.coordinator_config import CoordinatorConfig
+from dagster_flinkpy.checkpoint.head import EntryStatus
 from dagster_flinkpy.checkpoint.savepoints.dispose import dispose_savepoint
 from dagster_flinkpy.checkpoint.store import CompletedCheckpointStore
 from dagster_flinkpy.datastream import CheckpointListener, MasterTriggerRestoreHook, RecoveryClaimMode

@@ -6,8 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dagster_flinkpy.checkpoint.coordinator.phases import CheckpointPhases
-from dagster_flinkpy.checkpoint.coordinator.timeline import CheckpointTimeline
+from dagster_flinkpy.checkpoint.coordinator.timeline import CheckpointPhases, CheckpointTimeline
 from dagster_flinkpy.checkpoint.operator_states import SubtaskState
 from dagster_flinkpy.errors import StorageError
 from tests.runtime.harness import HarnessAttempt, collect_graph
