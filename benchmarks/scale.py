@@ -154,7 +154,7 @@ class Master:
         self._coordinator.handle(JobStatusChanged(0, running=True))
 
     def trigger(self) -> int:
-        self._coordinator.handle(TriggerRequested(1, forced=True))
+        self._coordinator.handle(TriggerRequested(1))
         checkpoint_id = self._store.assign_checkpoint_id(self.attempt)
         instructions = self._coordinator.handle(CheckpointIdAssigned(1, checkpoint_id))
         assert isinstance(instructions[-1], EmitBarriers)

@@ -8,7 +8,6 @@ import pytest
 
 from dagster_flinkpy.checkpoint.coordinator.coordinator import CheckpointCoordinator
 from dagster_flinkpy.checkpoint.coordinator.coordinator_config import CoordinatorConfig
-from dagster_flinkpy.checkpoint.coordinator.decider import MAX_QUEUED_REQUESTS
 from dagster_flinkpy.checkpoint.coordinator.instructions import (
     ArmPeriodic,
     ArmTimeout,
@@ -167,7 +166,7 @@ def rejection(instructions: list[Instruction]) -> CheckpointFailureReason:
 def test_after_shutdown_everything_is_rejected() -> None:
     coordinator = running()
     coordinator.handle(Shutdown(1))
-    assert rejection(coordinator.handle(TriggerRequested(2, forced=True))) is REASON.CHECKPOINT_COORDINATOR_SHUTDOWN
+    assert rejection(coordinator.handle(TriggerRequested(2))) is REASON.CHECKPOINT_COORDINATOR_SHUTDOWN
     assert rejection(coordinator.handle(PeriodicTick(2))) is REASON.CHECKPOINT_COORDINATOR_SHUTDOWN
 
 
@@ -211,20 +210,6 @@ def test_the_interval_is_at_least_the_pause() -> None:
     assert coordinator.handle(PeriodicTick(1000))[0] == ArmPeriodic(11_000)
 
 
-def test_the_queue_is_bounded_and_keeps_what_people_asked_for() -> None:
-    coordinator = running(interval=timedelta(hours=1))
-    trigger(coordinator, 1, 1)
-    for number in range(MAX_QUEUED_REQUESTS - 1):
-        assert coordinator.handle(TriggerRequested(2, request_id=str(number))) == []
-    assert [type(i) for i in coordinator.handle(PeriodicTick(3))] == [ArmPeriodic]
-    # The periodic request makes room for a person's. After that, no periodic request is left to make room.
-    assert coordinator.handle(TriggerRequested(4, request_id="last")) == [
-        Rejected("periodic", REASON.TOO_MANY_CHECKPOINT_REQUESTS, "1000 requests are queued")
-    ]
-    last = TriggerRequested(5, stop=True, request_id="more")
-    assert only(coordinator.handle(last), Rejected).request_id == "more"
-
-
 def test_one_periodic_request_waits_at_most() -> None:
     coordinator = running(interval=timedelta(seconds=1))
     trigger(coordinator, 1, 1)
@@ -232,21 +217,20 @@ def test_one_periodic_request_waits_at_most() -> None:
     assert rejection(coordinator.handle(PeriodicTick(2000))) is REASON.TOO_MANY_CHECKPOINT_REQUESTS
 
 
-def test_no_more_than_max_concurrent_are_pending_and_a_free_slot_promotes_one_request() -> None:
-    coordinator = running(max_concurrent=2)
+def test_no_more_than_max_concurrent_are_pending_and_a_free_slot_promotes_the_periodic_request() -> None:
+    coordinator = running(max_concurrent=2, interval=timedelta(hours=1))
     trigger(coordinator, 1, 1)
     trigger(coordinator, 2, 2)
-    assert coordinator.handle(TriggerRequested(3, request_id="a")) == []
-    assert coordinator.handle(TriggerRequested(3, request_id="b")) == []
+    assert [type(i) for i in coordinator.handle(PeriodicTick(3))] == [ArmPeriodic]
     acknowledge_all(coordinator, 4, 1)
     coordinator.handle(MetadataWritten(5, 1))
-    assert coordinator.handle(HeadReplaced(6, 1)) == [NotifyComplete(1), AssignCheckpointId("a")]
+    assert coordinator.handle(HeadReplaced(6, 1)) == [NotifyComplete(1), AssignCheckpointId("periodic")]
 
 
-def test_a_forced_request_does_not_wait_for_a_slot() -> None:
+def test_a_request_that_is_not_periodic_does_not_wait_for_a_slot() -> None:
     coordinator = running()
     trigger(coordinator, 1, 1)
-    assert coordinator.handle(TriggerRequested(2, forced=True)) == [AssignCheckpointId("")]
+    assert coordinator.handle(TriggerRequested(2)) == [AssignCheckpointId("")]
 
 
 def test_a_request_waits_while_an_id_is_fetched() -> None:

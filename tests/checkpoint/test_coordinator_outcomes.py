@@ -34,6 +34,7 @@ from dagster_flinkpy.checkpoint.coordinator.stimuli import (
     JobStatusChanged,
     MetadataWriteFailed,
     MetadataWritten,
+    PeriodicTick,
     Shutdown,
     TasksRestarted,
     TimerFired,
@@ -180,10 +181,10 @@ def test_a_declined_checkpoint_is_discarded_and_triggered_again() -> None:
 
 
 def test_a_decline_promotes_the_queued_request_instead() -> None:
-    coordinator = running()
+    coordinator = running(interval=timedelta(hours=1))
     trigger(coordinator, 1, 1)
-    coordinator.handle(TriggerRequested(2, request_id="queued"))
-    assert coordinator.handle(decline(3, 1))[-1] == AssignCheckpointId("queued")
+    coordinator.handle(PeriodicTick(2))
+    assert coordinator.handle(decline(3, 1))[-1] == AssignCheckpointId("periodic")
 
 
 def test_a_decline_triggers_nothing_while_a_more_recent_one_is_pending() -> None:
@@ -233,13 +234,13 @@ def test_a_timeout_that_is_not_tolerated_cancels_the_tasks_and_fails_the_job() -
 
 
 def test_after_a_timeout_that_is_tolerated_the_tasks_go_on_and_the_next_request_follows() -> None:
-    coordinator = running(timeout=timedelta(seconds=30))
+    coordinator = running(timeout=timedelta(seconds=30), interval=timedelta(hours=1))
     assert ArmTimeout(1, 31_000) in trigger(coordinator, 1000, 1)
-    coordinator.handle(TriggerRequested(2000, request_id="queued"))
+    coordinator.handle(PeriodicTick(2000))
     coordinator.handle(ack(3000, 1, SOURCE))
     assert coordinator.handle(TimerFired(31_000, 1)) == [
         notify_aborted(1, REASON.CHECKPOINT_EXPIRED, tolerated=True),
-        AssignCheckpointId("queued"),
+        AssignCheckpointId("periodic"),
     ]
     assert (coordinator.pending, coordinator.incomplete, coordinator.collecting) == ((), (), (1,))
 
@@ -490,11 +491,11 @@ def test_older_pending_checkpoints_are_subsumed_and_the_last_one_is_not() -> Non
 
 
 def test_a_job_that_stops_running_suspends_its_checkpoints() -> None:
-    coordinator = running(max_concurrent=1)
+    coordinator = running(max_concurrent=1, interval=timedelta(hours=1))
     trigger(coordinator, 1, 1)
-    coordinator.handle(TriggerRequested(2, request_id="queued"))
+    coordinator.handle(PeriodicTick(2))
     assert coordinator.handle(JobStatusChanged(3, False)) == [
-        Rejected("queued", REASON.CHECKPOINT_COORDINATOR_SUSPEND, REASON.CHECKPOINT_COORDINATOR_SUSPEND.value),
+        Rejected("periodic", REASON.CHECKPOINT_COORDINATOR_SUSPEND, REASON.CHECKPOINT_COORDINATOR_SUSPEND.value),
         CancelSparkJob(1),
         notify_aborted(1, REASON.CHECKPOINT_COORDINATOR_SUSPEND),
     ]

@@ -128,7 +128,7 @@ class CoordinatorWalk(RuleBasedStateMachine):
         return self.now
 
     @precondition(lambda self: not self.ids_wanted and not self.hooked and len(self.coordinator.pending) <= CONCURRENT)
-    @rule(what=st.sampled_from([{}, {"forced": True}, {"stop": True}, None]))
+    @rule(what=st.sampled_from([{}, {"stop": True}, None]))
     def somebody_asks(self, what: dict[str, bool] | None) -> None:
         now = self.tick()
         self.send(PeriodicTick(now) if what is None else TriggerRequested(now, **what))

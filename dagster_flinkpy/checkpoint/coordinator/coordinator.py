@@ -185,8 +185,9 @@ class CheckpointCoordinator:
     def _(self, stimulus: TriggerRequested) -> list[Instruction]:
         if refusal := self._refusal(stimulus):
             return [self._reject(refusal)]
-        rejected: list[Instruction] = [self._reject(dropped) for dropped in self._decider.submit(stimulus)]
-        return rejected + self._next_request(stimulus.now_ms)
+        dropped = self._decider.submit(stimulus)
+        rejected = [] if dropped is None else [self._reject(dropped)]
+        return [*rejected, *self._next_request(stimulus.now_ms)]
 
     @_handle.register
     def _(self, stimulus: PeriodicTick) -> list[Instruction]:

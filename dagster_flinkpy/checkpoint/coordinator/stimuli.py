@@ -47,9 +47,7 @@ class TriggerRequested(Stimulus):
     """Requests a checkpoint."""
 
     periodic: bool = False
-    """Whether the interval asks for it, not a person."""
-    forced: bool = False
-    """Whether to ignore the limit of concurrent checkpoints and the pause between them (Flink: ``isForce``)."""
+    """Whether the interval asks for it. If not, neither the limit of concurrent checkpoints nor the pause counts."""
     stop: bool = False
     """Whether the job stops with it. It is kept as a savepoint, too."""
     request_id: str = ""

@@ -111,7 +111,7 @@ class EpochSchedule:
 
     def trigger(self, request: EpochRequest) -> Stimulus:
         """Returns what triggers the next checkpoint of a request."""
-        return TriggerRequested(self._turn.now_ms, forced=True, stop=request.stop, request_id=self._owner)
+        return TriggerRequested(self._turn.now_ms, stop=request.stop, request_id=self._owner)
 
     def on_looked(self) -> bool:
         """A region has looked for input. Returns whether all have, and one has found some."""
