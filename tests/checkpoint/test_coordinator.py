@@ -38,7 +38,6 @@ from dagster_flinkpy.checkpoint.coordinator.stimuli import (
     MasterStateCollected,
     MetadataWritten,
     PeriodicTick,
-    Shutdown,
     TasksRestarted,
     TimerFired,
     TriggerFailed,
@@ -163,18 +162,11 @@ def rejection(instructions: list[Instruction]) -> CheckpointFailureReason:
     return only(instructions, Rejected).reason
 
 
-def test_after_shutdown_everything_is_rejected() -> None:
+def test_when_the_job_has_stopped_everything_is_rejected() -> None:
     coordinator = running()
-    coordinator.handle(Shutdown(1))
-    assert rejection(coordinator.handle(TriggerRequested(2))) is REASON.CHECKPOINT_COORDINATOR_SHUTDOWN
-    assert rejection(coordinator.handle(PeriodicTick(2))) is REASON.CHECKPOINT_COORDINATOR_SHUTDOWN
-
-
-def test_shutdown_comes_before_the_periodic_scheduler() -> None:
-    coordinator = CheckpointCoordinator(JOB, TOKEN, PLAN, CoordinatorConfig())
-    assert rejection(coordinator.handle(PeriodicTick(1))) is REASON.PERIODIC_SCHEDULER_SHUTDOWN
-    coordinator.handle(Shutdown(2))
-    assert rejection(coordinator.handle(PeriodicTick(3))) is REASON.CHECKPOINT_COORDINATOR_SHUTDOWN
+    coordinator.handle(JobStatusChanged(1, False))
+    assert rejection(coordinator.handle(TriggerRequested(2))) is REASON.NOT_ALL_REQUIRED_TASKS_RUNNING
+    assert rejection(coordinator.handle(PeriodicTick(2))) is REASON.PERIODIC_SCHEDULER_SHUTDOWN
 
 
 def test_periodic_requests_need_an_interval_and_a_running_job() -> None:
@@ -286,10 +278,10 @@ def test_there_is_a_second_look_after_the_id_was_fetched() -> None:
     assert coordinator.pending == ()
 
 
-def test_an_id_that_comes_after_shutdown_is_used_up() -> None:
+def test_an_id_that_comes_after_the_end_of_the_job_is_used_up() -> None:
     coordinator = running()
     coordinator.handle(TriggerRequested(1, request_id="r"))
-    assert only(coordinator.handle(Shutdown(2)), Rejected).request_id == "r"
+    assert only(coordinator.handle(JobStatusChanged(2, False)), Rejected).request_id == "r"
     assert coordinator.handle(CheckpointIdAssigned(3, 1)) == []
     assert coordinator.pending == ()
 
@@ -312,10 +304,10 @@ def test_a_request_without_an_id_is_rejected_and_the_next_one_tried() -> None:
         coordinator.handle(TriggerFailed(4, "timed out"))
 
 
-def test_an_id_that_cannot_be_had_after_shutdown_changes_nothing() -> None:
+def test_an_id_that_cannot_be_had_after_the_end_of_the_job_changes_nothing() -> None:
     coordinator = running()
     coordinator.handle(TriggerRequested(1))
-    coordinator.handle(Shutdown(2))
+    coordinator.handle(JobStatusChanged(2, False))
     assert coordinator.handle(TriggerFailed(3, "timed out")) == []
 
 
@@ -376,10 +368,10 @@ def test_there_is_a_second_look_after_the_master_hooks() -> None:
     ]
 
 
-def test_a_timeout_or_shutdown_while_master_hooks_run_cancels_no_spark_job() -> None:
+def test_a_timeout_or_the_end_of_the_job_while_master_hooks_run_cancels_no_spark_job() -> None:
     for stimulus, reason in (
         (TimerFired(600_001, 1), REASON.CHECKPOINT_EXPIRED),
-        (Shutdown(2), REASON.CHECKPOINT_COORDINATOR_SHUTDOWN),
+        (JobStatusChanged(2, False), REASON.CHECKPOINT_COORDINATOR_SUSPEND),
     ):
         coordinator = running(HOOKED)
         trigger(coordinator, 1, 1)

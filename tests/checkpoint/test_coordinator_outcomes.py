@@ -35,7 +35,6 @@ from dagster_flinkpy.checkpoint.coordinator.stimuli import (
     MetadataWriteFailed,
     MetadataWritten,
     PeriodicTick,
-    Shutdown,
     TasksRestarted,
     TimerFired,
     TriggerRequested,
@@ -81,7 +80,7 @@ def test_a_task_that_is_not_waited_for_is_unknown_and_its_files_are_discarded() 
     trigger(coordinator, 1, 1)
     assert coordinator.handle(ack(2, 1, Subtask("other", 0), "theirs")) == []
     assert coordinator.story[-1] == "  UNKNOWN"
-    assert DiscardState(files("theirs")) in coordinator.handle(Shutdown(3))
+    assert DiscardState(files("theirs")) in coordinator.handle(JobStatusChanged(3, False))
 
 
 def test_an_unknown_checkpoint_is_told_from_a_late_one() -> None:
@@ -100,7 +99,7 @@ def test_what_is_stored_for_no_checkpoint_any_more_is_discarded_unless_another_o
     trigger(coordinator, 2, 2)
     late = files("base-count-0") | files("late")
     assert coordinator.handle(AcknowledgedLate(3, late)) == [], "checkpoint 2 may name it"
-    assert only(coordinator.handle(Shutdown(4)), DiscardState).files == files("late")
+    assert only(coordinator.handle(JobStatusChanged(4, False)), DiscardState).files == files("late")
 
 
 def test_a_checkpoint_that_a_task_could_not_store_is_taken_over() -> None:
@@ -114,7 +113,7 @@ def test_a_checkpoint_that_a_task_could_not_store_is_taken_over() -> None:
     assert only(told, FailJob).message == "checkpoint 2 failed: 503 (more than 1 in a row)"
     second = only(told, DiscardState).files
     assert len(second) == 3
-    first = only(coordinator.handle(Shutdown(3)), DiscardState).files
+    first = only(coordinator.handle(JobStatusChanged(3, False)), DiscardState).files
     assert len(first - second) == 3, "nothing takes them over any more"
 
 
@@ -134,7 +133,7 @@ def test_files_that_the_last_completed_checkpoint_names_are_never_discarded() ->
     trigger(coordinator, 3, 2)
     coordinator.handle(ack(4, 2, COUNTS[0], "base-count-0"))
     coordinator.handle(ack(4, 2, COUNTS[1], "new"))
-    assert only(coordinator.handle(Shutdown(5)), DiscardState).files == files("new", index=1)
+    assert only(coordinator.handle(JobStatusChanged(5, False)), DiscardState).files == files("new", index=1)
 
 
 def test_files_of_the_restored_checkpoint_are_never_discarded() -> None:
@@ -400,7 +399,7 @@ def test_state_is_kept_if_the_outcome_of_writing_the_metadata_is_unknown() -> No
     failed = coordinator.handle(MetadataWriteFailed(4, 1, unknown_outcome=True))
     assert failed == [notify_aborted(1, REASON.FINALIZE_CHECKPOINT_FAILURE, tolerated=True)]
     complete(coordinator, 5, 2)
-    assert coordinator.handle(Shutdown(5)) == []
+    assert coordinator.handle(JobStatusChanged(5, False)) == []
 
 
 def test_if_nobody_knows_whether_head_moved_the_job_fails_and_nothing_is_aborted() -> None:
@@ -412,7 +411,7 @@ def test_if_nobody_knows_whether_head_moved_the_job_fails_and_nothing_is_aborted
         FailJob(1, "it is unknown whether checkpoint 1 is complete: timed out")
     ]
     assert coordinator.statistics.counts.failed == 1
-    assert coordinator.handle(Shutdown(5)) == []
+    assert coordinator.handle(JobStatusChanged(5, False)) == []
 
 
 def test_one_checkpoint_is_completed_at_a_time_and_the_oldest_first() -> None:
@@ -501,14 +500,14 @@ def test_a_job_that_stops_running_suspends_its_checkpoints() -> None:
     ]
 
 
-def test_shutdown_aborts_what_collects_and_leaves_what_is_being_written() -> None:
+def test_the_end_of_the_job_aborts_what_collects_and_leaves_what_is_being_written() -> None:
     coordinator = running(max_concurrent=2)
     trigger(coordinator, 1, 1)
     trigger(coordinator, 2, 2)
     acknowledge_all(coordinator, 3, 1, "n")
-    assert coordinator.handle(Shutdown(4)) == [
+    assert coordinator.handle(JobStatusChanged(4, False)) == [
         CancelSparkJob(2),
-        notify_aborted(2, REASON.CHECKPOINT_COORDINATOR_SHUTDOWN),
+        notify_aborted(2, REASON.CHECKPOINT_COORDINATOR_SUSPEND),
     ]
     assert coordinator.handle(MetadataWritten(5, 1)) == [ReplaceHead(1)]
 

@@ -59,7 +59,6 @@ from dagster_flinkpy.checkpoint.coordinator.stimuli import (
     MetadataWriteFailed,
     MetadataWritten,
     PeriodicTick,
-    Shutdown,
     Stimulus,
     TasksRestarted,
     TimerFired,
@@ -111,7 +110,6 @@ class CheckpointCoordinator:
         self._failures = CheckpointFailureManager(config.tolerable_failed)
         self._running = False
         self._not_running: frozenset[Subtask] = frozenset()
-        self._shut_down: CheckpointFailureReason | None = None
         self._triggering: TriggerRequested | None = None
         self._ids_asked_for = 0
         self._pending: dict[int, PendingCheckpoint] = {}
@@ -192,7 +190,7 @@ class CheckpointCoordinator:
     @_handle.register
     def _(self, stimulus: PeriodicTick) -> list[Instruction]:
         instructions: list[Instruction] = []
-        if self._interval_ms is not None and self._running and self._shut_down is None:
+        if self._interval_ms is not None and self._running:
             instructions.append(ArmPeriodic(stimulus.now_ms + self._interval_ms))
         return instructions + self._handle(TriggerRequested(stimulus.now_ms, periodic=True, request_id="periodic"))
 
@@ -279,8 +277,6 @@ class CheckpointCoordinator:
 
     def _refusal(self, request: TriggerRequested) -> Dropped | None:
         """Flink: ``CheckpointCoordinator.preCheckGlobalState``."""
-        if self._shut_down is not None:
-            return Dropped(request, self._shut_down, self._shut_down.value)
         if request.periodic and not (self._running and self._interval_ms is not None):
             reason = CheckpointFailureReason.PERIODIC_SCHEDULER_SHUTDOWN
             return Dropped(request, reason, reason.value)
@@ -305,15 +301,10 @@ class CheckpointCoordinator:
                 return []
             delay_ms = self._config.initial_delay_ms(self._interval_ms, f"{self._job_id}/{self._fencing_token}")
             return [ArmPeriodic(stimulus.now_ms + delay_ms)]
-        return self._abort_all(stimulus.now_ms, CheckpointFailureReason.CHECKPOINT_COORDINATOR_SUSPEND)
+        return self._suspend(stimulus.now_ms)
 
-    @_handle.register
-    def _(self, stimulus: Shutdown) -> list[Instruction]:
-        self._shut_down = stimulus.reason
-        return self._abort_all(stimulus.now_ms, stimulus.reason)
-
-    def _abort_all(self, now_ms: int, reason: CheckpointFailureReason) -> list[Instruction]:
-        requests = self._decider.abort_all()
+    def _suspend(self, now_ms: int) -> list[Instruction]:
+        reason, requests = CheckpointFailureReason.CHECKPOINT_COORDINATOR_SUSPEND, self._decider.abort_all()
         if self._triggering is not None:
             requests.insert(0, self._triggering)
             self._triggering = None

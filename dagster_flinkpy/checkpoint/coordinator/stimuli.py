@@ -24,7 +24,6 @@ __all__ = [
     "MetadataWriteFailed",
     "MetadataWritten",
     "PeriodicTick",
-    "Shutdown",
     "Stimulus",
     "TasksRestarted",
     "TimerFired",
@@ -194,13 +193,6 @@ class JobStatusChanged(Stimulus):
     running: bool
     not_running: frozenset[Subtask] = frozenset()
     """The tasks that are not running although the job is."""
-
-
-@dataclass(frozen=True)
-class Shutdown(Stimulus):
-    """Shuts the coordinator down."""
-
-    reason: CheckpointFailureReason = CheckpointFailureReason.CHECKPOINT_COORDINATOR_SHUTDOWN
 
 
 def describe(stimulus: Stimulus) -> str:
