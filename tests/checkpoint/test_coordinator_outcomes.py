@@ -462,14 +462,14 @@ def test_a_stop_that_the_driver_could_not_carry_out_is_not_counted() -> None:
 def test_a_stop_with_savepoint_that_a_task_declines_fails_the_job() -> None:
     coordinator = running(tolerable_failed=5)
     trigger(coordinator, 1, 1, stop=True)
-    declined = coordinator.handle(decline(2, 1, reason=REASON.CHECKPOINT_DECLINED_TASK_NOT_READY))
+    declined = coordinator.handle(decline(2, 1, reason=REASON.CHECKPOINT_DECLINED_SUBSUMED))
     assert only(declined, FailJob).checkpoint_id == 1
 
 
 def test_what_flink_does_not_count_never_fails_the_job() -> None:
     coordinator = running(tolerable_failed=0)
     trigger(coordinator, 1, 1)
-    declined = coordinator.handle(decline(2, 1, reason=REASON.CHECKPOINT_DECLINED_TASK_NOT_READY))
+    declined = coordinator.handle(decline(2, 1, reason=REASON.CHECKPOINT_DECLINED_SUBSUMED))
     assert declined[-1] == AssignCheckpointId("")
 
 
