@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from dagster_flinkpy.common.arguments import check_number, check_settings
 from dagster_flinkpy.common.clock import to_millis
@@ -33,6 +33,9 @@ from dagster_flinkpy.datastream.window_types import (
     TimeWindowSerializer,
 )
 from dagster_flinkpy.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
 __all__ = [
     "CountSlidingWindowAssigner",
@@ -181,6 +184,11 @@ class _Tumbling:
                 f"window size {self.size} ms, offset {self.offset} ms: need size > 0 and |offset| < size"
             )
 
+    @classmethod
+    def of(cls, size: Span, offset: Span | None = None) -> Self:
+        """Returns windows of this size."""
+        return cls(to_millis(size), 0 if offset is None else to_millis(offset))
+
     def _windows(self, element: Any, time: int) -> list[TimeWindow]:
         start = TimeWindow.get_window_start_with_offset(time, self.offset, self.size)
         return [TimeWindow(start, start + self.size)]
@@ -208,6 +216,11 @@ class _Sliding:
                 "need size > 0, slide > 0 and |offset| < slide"
             )
 
+    @classmethod
+    def of(cls, size: Span, slide: Span, offset: Span | None = None) -> Self:
+        """Returns windows of this size, one every ``slide``."""
+        return cls(to_millis(size), to_millis(slide), 0 if offset is None else to_millis(offset))
+
     def _windows(self, element: Any, time: int) -> list[TimeWindow]:
         last = TimeWindow.get_window_start_with_offset(time, self.offset, self.slide)
         return [TimeWindow(start, start + self.size) for start in range(last, time - self.size, -self.slide)]
@@ -216,38 +229,17 @@ class _Sliding:
 class TumblingEventTimeWindows(_Tumbling, _EventTime[Any]):
     """Event-time windows of a fixed size that do not overlap."""
 
-    @staticmethod
-    def of(size: Span, offset: Span | None = None) -> TumblingEventTimeWindows:
-        """Returns windows of this size."""
-        return TumblingEventTimeWindows(to_millis(size), 0 if offset is None else to_millis(offset))
-
 
 class TumblingProcessingTimeWindows(_Tumbling, _ProcessingTime[Any]):
     """Processing-time windows of a fixed size that do not overlap."""
-
-    @staticmethod
-    def of(size: Span, offset: Span | None = None) -> TumblingProcessingTimeWindows:
-        """Returns windows of this size."""
-        return TumblingProcessingTimeWindows(to_millis(size), 0 if offset is None else to_millis(offset))
 
 
 class SlidingEventTimeWindows(_Sliding, _EventTime[Any]):
     """Event-time windows of a fixed size, one starting every ``slide`` milliseconds."""
 
-    @staticmethod
-    def of(size: Span, slide: Span, offset: Span | None = None) -> SlidingEventTimeWindows:
-        """Returns windows of this size, one every ``slide``."""
-        return SlidingEventTimeWindows(to_millis(size), to_millis(slide), 0 if offset is None else to_millis(offset))
-
 
 class SlidingProcessingTimeWindows(_Sliding, _ProcessingTime[Any]):
     """Processing-time windows of a fixed size, one starting every ``slide`` milliseconds."""
-
-    @staticmethod
-    def of(size: Span, slide: Span, offset: Span | None = None) -> SlidingProcessingTimeWindows:
-        """Returns windows of this size, one every ``slide``."""
-        shift = 0 if offset is None else to_millis(offset)
-        return SlidingProcessingTimeWindows(to_millis(size), to_millis(slide), shift)
 
 
 # --- sessions ---------------------------------------------------------------------------------------------------------
@@ -277,6 +269,11 @@ class _FixedGap(_Sessions):
         if self.session_gap <= 0:
             raise ConfigurationError(f"the gap between sessions must be positive, not {self.session_gap} ms")
 
+    @classmethod
+    def with_gap(cls, size: Span) -> Self:
+        """Returns sessions that end when no record has arrived for this long."""
+        return cls(to_millis(size))
+
     def _windows(self, element: Any, time: int) -> list[TimeWindow]:
         return [TimeWindow(time, time + self.session_gap)]
 
@@ -298,6 +295,11 @@ class _DynamicGap(_Sessions):
                 f"not {self.session_window_time_gap_extractor!r}"
             )
 
+    @classmethod
+    def with_dynamic_gap(cls, extractor: SessionWindowTimeGapExtractor) -> Self:
+        """Returns sessions whose gap depends on each record."""
+        return cls(extractor)
+
     def _windows(self, element: Any, time: int) -> list[TimeWindow]:
         gap = self.session_window_time_gap_extractor.extract(element)
         if gap <= 0:
@@ -309,11 +311,6 @@ class EventTimeSessionWindows(_FixedGap, _EventTime[Any]):
     """Event-time sessions."""
 
     @staticmethod
-    def with_gap(size: Span) -> EventTimeSessionWindows:
-        """Returns sessions that end when no record has arrived for this long."""
-        return EventTimeSessionWindows(to_millis(size))
-
-    @staticmethod
     def with_dynamic_gap(extractor: SessionWindowTimeGapExtractor) -> DynamicEventTimeSessionWindows:
         """Returns sessions whose gap depends on each record."""
         return DynamicEventTimeSessionWindows(extractor)
@@ -321,11 +318,6 @@ class EventTimeSessionWindows(_FixedGap, _EventTime[Any]):
 
 class ProcessingTimeSessionWindows(_FixedGap, _ProcessingTime[Any]):
     """Processing-time sessions."""
-
-    @staticmethod
-    def with_gap(size: Span) -> ProcessingTimeSessionWindows:
-        """Returns sessions that end when no record has arrived for this long."""
-        return ProcessingTimeSessionWindows(to_millis(size))
 
     @staticmethod
     def with_dynamic_gap(extractor: SessionWindowTimeGapExtractor) -> DynamicProcessingTimeSessionWindows:
@@ -336,19 +328,9 @@ class ProcessingTimeSessionWindows(_FixedGap, _ProcessingTime[Any]):
 class DynamicEventTimeSessionWindows(_DynamicGap, _EventTime[Any]):
     """Event-time sessions whose gap depends on each record."""
 
-    @staticmethod
-    def with_dynamic_gap(extractor: SessionWindowTimeGapExtractor) -> DynamicEventTimeSessionWindows:
-        """Returns sessions whose gap depends on each record."""
-        return DynamicEventTimeSessionWindows(extractor)
-
 
 class DynamicProcessingTimeSessionWindows(_DynamicGap, _ProcessingTime[Any]):
     """Processing-time sessions whose gap depends on each record."""
-
-    @staticmethod
-    def with_dynamic_gap(extractor: SessionWindowTimeGapExtractor) -> DynamicProcessingTimeSessionWindows:
-        """Returns sessions whose gap depends on each record."""
-        return DynamicProcessingTimeSessionWindows(extractor)
 
 
 # --- by count, and all in one -----------------------------------------------------------------------------------------
@@ -366,12 +348,17 @@ class _Counting(WindowAssigner[T, CountWindow]):
         self.position_state = ValueStateDescriptor(state_name, Types.LONG())
         """State with the number of records of the key so far."""
 
-    def _position(self, context: WindowAssigner.WindowAssignerContext) -> int:
-        """Returns the number of records of the key so far, and counts this one."""
+    @abstractmethod
+    def window_ids(self, position: int) -> Sequence[int]:
+        """Returns the ids of the windows of a record, given the number of records before it."""
+
+    def assign_windows(
+        self, element: T, timestamp: int, context: WindowAssigner.WindowAssignerContext
+    ) -> list[CountWindow]:
         state = context.get_runtime_context().get_state(self.position_state)
         position: int = state.value() or 0
         state.update(position + 1)
-        return position
+        return [CountWindow(i) for i in self.window_ids(position)]
 
     def get_default_trigger(self, env: Any) -> Trigger[T, CountWindow]:
         # A full window gets no further records. PyFlink's trigger does not purge, so it keeps all of them forever.
@@ -399,11 +386,6 @@ class CountTumblingWindowAssigner(_Counting[T]):
         """Returns windows of this many records."""
         return CountTumblingWindowAssigner(window_size)
 
-    def assign_windows(
-        self, element: T, timestamp: int, context: WindowAssigner.WindowAssignerContext
-    ) -> list[CountWindow]:
-        return [CountWindow(i) for i in self.window_ids(self._position(context))]
-
     def window_ids(self, position: int) -> tuple[int]:
         """Returns the id of the window of a record, given the number of records before it."""
         return (position // self.window_size,)
@@ -429,11 +411,6 @@ class CountSlidingWindowAssigner(_Counting[T]):
     def of(window_size: int, window_slide: int) -> CountSlidingWindowAssigner[Any]:
         """Returns windows of this many records, one starting every ``window_slide`` records."""
         return CountSlidingWindowAssigner(window_size, window_slide)
-
-    def assign_windows(
-        self, element: T, timestamp: int, context: WindowAssigner.WindowAssignerContext
-    ) -> list[CountWindow]:
-        return [CountWindow(i) for i in self.window_ids(self._position(context))]
 
     def window_ids(self, position: int) -> range:
         """Returns the ids of the windows of a record, given the number of records before it."""

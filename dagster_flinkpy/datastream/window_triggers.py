@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from enum import Enum
-from typing import Any, Generic, TypeVar
+from typing import Any, ClassVar, Generic, TypeVar
 
 from dagster_flinkpy.common.arguments import check_number
 from dagster_flinkpy.common.clock import to_millis
@@ -208,6 +208,8 @@ class _Min(ReduceFunction):
 class _ContinuousTrigger(_QuietTrigger[T, TimeWindow]):
     """Fires at each multiple of the interval, and keeps the next time as state."""
 
+    _in_event_time: ClassVar[bool]
+
     def __init__(self, interval: int) -> None:
         check_number("the interval of a continuous trigger", interval, "milliseconds")
         if interval <= 0:
@@ -215,15 +217,8 @@ class _ContinuousTrigger(_QuietTrigger[T, TimeWindow]):
         self.interval = interval
         self._next_fire = ReducingStateDescriptor("fire-time", _Min(), Types.LONG())
 
-    @staticmethod
-    @abstractmethod
-    def _register(time: int, ctx: Trigger.TriggerContext) -> None:
-        """Registers a timer."""
-
-    @staticmethod
-    @abstractmethod
-    def _delete(time: int, ctx: Trigger.TriggerContext) -> None:
-        """Deletes a timer."""
+    def _register(self, time: int, ctx: Trigger.TriggerContext) -> None:
+        (ctx.register_event_time_timer if self._in_event_time else ctx.register_processing_time_timer)(time)
 
     def _start(self, now: int, window: TimeWindow, ctx: Trigger.TriggerContext) -> None:
         if ctx.get_partitioned_state(self._next_fire).get() is None:
@@ -263,7 +258,7 @@ class _ContinuousTrigger(_QuietTrigger[T, TimeWindow]):
         next_fire = ctx.get_partitioned_state(self._next_fire)
         time = next_fire.get()
         if time is not None:
-            self._delete(time, ctx)
+            (ctx.delete_event_time_timer if self._in_event_time else ctx.delete_processing_time_timer)(time)
             next_fire.clear()
 
 
@@ -274,18 +269,12 @@ class ContinuousEventTimeTrigger(_ContinuousTrigger[T]):
         interval: Milliseconds.
     """
 
+    _in_event_time = True
+
     @staticmethod
     def of(interval: Time | Duration) -> ContinuousEventTimeTrigger[Any]:
         """Returns a trigger with this interval."""
         return ContinuousEventTimeTrigger(to_millis(interval))
-
-    @staticmethod
-    def _register(time: int, ctx: Trigger.TriggerContext) -> None:
-        ctx.register_event_time_timer(time)
-
-    @staticmethod
-    def _delete(time: int, ctx: Trigger.TriggerContext) -> None:
-        ctx.delete_event_time_timer(time)
 
     def on_element(self, element: T, timestamp: int, window: TimeWindow, ctx: Trigger.TriggerContext) -> TriggerResult:
         if window.max_timestamp() <= ctx.get_current_watermark():
@@ -310,18 +299,12 @@ class ContinuousProcessingTimeTrigger(_ContinuousTrigger[T]):
         interval: Milliseconds.
     """
 
+    _in_event_time = False
+
     @staticmethod
     def of(interval: Time | Duration) -> ContinuousProcessingTimeTrigger[Any]:
         """Returns a trigger with this interval."""
         return ContinuousProcessingTimeTrigger(to_millis(interval))
-
-    @staticmethod
-    def _register(time: int, ctx: Trigger.TriggerContext) -> None:
-        ctx.register_processing_time_timer(time)
-
-    @staticmethod
-    def _delete(time: int, ctx: Trigger.TriggerContext) -> None:
-        ctx.delete_processing_time_timer(time)
 
     def on_element(self, element: T, timestamp: int, window: TimeWindow, ctx: Trigger.TriggerContext) -> TriggerResult:
         self._start(ctx.get_current_processing_time(), window, ctx)
