@@ -5,20 +5,24 @@ from __future__ import annotations
 import logging
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
-from dagster import AssetObservation, AssetSpec, DataVersion, MaterializeResult
+from dagster import AssetKey, AssetObservation, AssetSpec, DagsterInstance, DataVersion, MaterializeResult
 
-from dagster_flinkpy.orchestration.dagster_internals import DATA_VERSION_TAG, record_at_once
+from dagster_flinkpy.checkpoint.reports.late_rows import LateRows, late_rows
+from dagster_flinkpy.common.clock import datetime_of_millis
+from dagster_flinkpy.datastream.connectors.tables import CountedTable, RowCount
+from dagster_flinkpy.datastream.operator_specs import SinkSpec
+from dagster_flinkpy.datastream.program.job_graph import JobVertex
+from dagster_flinkpy.orchestration.dagster_internals import DATA_VERSION_TAG, TableMetadataSet, record_at_once
 from dagster_flinkpy.orchestration.metadata_set import FlinkCheckpointMetadataSet
-from dagster_flinkpy.orchestration.runs.changed_tables import ChangedTables
+from dagster_flinkpy.orchestration.runs.changed_tables import LOOKED_AT, ChangedTables, metadata_of
 from dagster_flinkpy.orchestration.runs.job_run import JobRun
-from dagster_flinkpy.orchestration.runs.late_rows import has_late_rows, observe_late_rows, observe_late_rows_once
 from dagster_flinkpy.orchestration.runs.report import asset_metadata, checkpoint_line, data_version
-from dagster_flinkpy.orchestration.runs.table_rows import table_rows
-from dagster_flinkpy.orchestration.tables import operator_states
+from dagster_flinkpy.orchestration.tables import operator_states, table
 
 if TYPE_CHECKING:
     from dagster_flinkpy.checkpoint.metadata import CheckpointMetadata
@@ -28,6 +32,9 @@ if TYPE_CHECKING:
 __all__ = ["EpochEvents"]
 
 _log = logging.getLogger(__name__)
+_FIRST_MS, _LAST_MS = -62_135_596_800_000, 253_402_300_799_000
+"""The years 1 to 9999, which Python's datetimes have."""
+_LATE_ROWS_OF = "flink/late_rows_checkpoint"
 
 
 class EpochEvents:
@@ -73,7 +80,7 @@ class EpochEvents:
         """
         if restored is not None:
             self._tables.continues_from(restored.checkpoint_id, self._run.context.instance)
-            observe_late_rows_once(self._run, restored)
+            _observe_late_rows_once(self._run, restored)
 
     def completed(self, epoch: CompletedEpoch, attempt: int, *, is_last: bool) -> None:
         """Records a checkpoint that was just completed.
@@ -84,7 +91,7 @@ class EpochEvents:
             is_last: Whether the run certainly takes no other checkpoint. Then `results` materializes it.
         """
         self._run.say(checkpoint_line(self._run.assets.job, epoch))
-        if has_late_rows(self._run, epoch.metadata):  # metadata may be large, and Dagster's database away for long
+        if _late(self._run, epoch.metadata):  # metadata may be large, and Dagster's database away for long
             self._unobserved.append(epoch.metadata)
         if self._is_recorded:
             self._late.clear()
@@ -115,7 +122,7 @@ class EpochEvents:
 
     def _observe_late_rows(self) -> None:
         while self._unobserved:
-            observe_late_rows(self._run, self._unobserved[0])
+            _observe_late_rows(self._run, self._unobserved[0])
             del self._unobserved[0]
 
     def _record_last(self) -> None:
@@ -182,8 +189,96 @@ class EpochEvents:
 
     def _facts(self, uid: str, epoch: CompletedEpoch, attempt: int) -> dict[str, Any]:
         assets = self._run.assets
-        return {**asset_metadata(epoch, assets, uid, attempt), **table_rows(self._run, assets.job.graph.vertex(uid))}
+        return {**asset_metadata(epoch, assets, uid, attempt), **_table_rows(self._run, assets.job.graph.vertex(uid))}
 
 
 def _observation(spec: AssetSpec, facts: dict[str, Any], version: DataVersion) -> AssetObservation:
     return AssetObservation(spec.key, metadata=facts, tags={DATA_VERSION_TAG: version.value})
+
+
+# --- late rows --------------------------------------------------------------------------------------------------------
+# Tables are observed at once: whoever has read an hour that was complete has to read it again (`watermark_passed()`).
+
+
+def _observe_late_rows(run: JobRun, checkpoint: CheckpointMetadata) -> None:
+    """Observes each table that has got late rows. It has no other number of the checkpoint, which is recorded later."""
+    for uid, found in _late(run, checkpoint):
+        _observe(run, uid, checkpoint.checkpoint_id, found)
+
+
+def _observe_late_rows_once(run: JobRun, restored: CheckpointMetadata) -> None:
+    """Observes the late rows of a checkpoint whose run may have died before it did."""
+    for uid, found in _late(run, restored):
+        if restored.checkpoint_id not in _observed(run.context.instance, run.specs[uid].key):
+            _observe(run, uid, restored.checkpoint_id, found)
+
+
+def _late(run: JobRun, checkpoint: CheckpointMetadata) -> Sequence[tuple[str, tuple[LateRows, ...]]]:
+    found = ((each.uid, late_rows(s.metrics for s in each.subtasks)) for each in checkpoint.operators)
+    return [(uid, late) for uid, late in found if late and uid in run.specs]
+
+
+def _observe(run: JobRun, uid: str, checkpoint_id: int, late: Sequence[LateRows]) -> None:
+    key, rows = run.specs[uid].key, sum(each.rows for each in late)
+    first, last = _time(late[0].start_ms), _time(max(each.end_ms for each in late))
+    text = (
+        f"Checkpoint {checkpoint_id} has added {rows:,} late rows, from between {first:%Y-%m-%d %H:%M} and "
+        f"{last:%Y-%m-%d %H:%M} UTC, whose end the watermark had passed."
+    )
+    run.context.log.info(f"{key.to_user_string()}: {text}")
+    periods = table(
+        {"from": "string", "to": "string", "rows": "int"},
+        ((_time(each.start_ms).isoformat(), _time(each.end_ms).isoformat(), each.rows) for each in late),
+    )
+    facts = FlinkCheckpointMetadataSet(late_rows=periods, late_rows_checkpoint=checkpoint_id)
+    record_at_once(run.context, AssetObservation(key, description=text, metadata=dict(facts)))
+
+
+def _time(milliseconds: int) -> datetime:
+    """Returns a time; the first or last one that there is, if it is beyond that."""
+    return datetime_of_millis(min(max(milliseconds, _FIRST_MS), _LAST_MS))
+
+
+def _observed(instance: DagsterInstance, key: AssetKey) -> set[object]:
+    """Returns the checkpoints whose late rows have been observed lately."""
+    records = instance.fetch_observations(key, limit=LOOKED_AT).records
+    return {entry.value for each in records if (entry := metadata_of(each).get(_LATE_ROWS_OF)) is not None}
+
+
+# --- rows of tables ---------------------------------------------------------------------------------------------------
+
+
+def _table_rows(run: JobRun, vertex: JobVertex) -> dict[str, Any]:
+    """Returns the row count of the table of a sink that counts its rows (`CountedTable`) as metadata.
+
+    Other operators get no metadata.
+
+    If the rows cannot be counted, the table gets no number, and the run's log says why. The step does not fail, because
+    the checkpoint is complete.
+
+    Args:
+        run: The step.
+        vertex: The operator.
+    """
+    sink = vertex.spec.sink if isinstance(vertex.spec, SinkSpec) else None
+    if not isinstance(sink, CountedTable):
+        return {}
+    try:
+        count = sink.count_rows(_counted_before(run.context.instance, run.specs[vertex.uid].key))
+    except Exception as error:  # clients of catalogs raise errors of all kinds
+        run.context.log.warning(f"The rows of table {sink.uri()} were not counted: {error}")
+        return {}
+    if count is None:
+        return {}
+    facts = FlinkCheckpointMetadataSet(table_files=count.files, table_digest=count.digest)
+    return {**TableMetadataSet(row_count=count.rows), **dict(facts)}
+
+
+def _counted_before(instance: DagsterInstance, key: AssetKey) -> RowCount | None:
+    """Returns the row count in the metadata of the asset's last materialization."""
+    event = instance.get_latest_materialization_event(key)
+    if event is None or event.asset_materialization is None:
+        return None
+    metadata = event.asset_materialization.metadata
+    rows, facts = TableMetadataSet.extract(metadata).row_count, FlinkCheckpointMetadataSet.extract(metadata)
+    return None if rows is None else RowCount(rows, facts.table_files, facts.table_digest)

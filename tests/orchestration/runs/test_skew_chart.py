@@ -8,7 +8,7 @@ from xml.etree import ElementTree
 
 import pytest
 
-from dagster_flinkpy.orchestration.runs.skew_chart import skew_chart
+from dagster_flinkpy.orchestration.runs.report import skew_chart
 
 SHOWN_IN_PLACE = 1000
 """Dagster's page shows longer Markdown only behind a link."""
