@@ -50,7 +50,8 @@ class CheckpointConfig:
     state_backend: StateBackendType = StateBackendType.COLUMNAR
     """How a task holds keyed state while it runs."""
     managed_memory: int | None = None
-    """How many bytes of keyed state a process holds in memory."""
+    """About how many bytes of keyed state a process holds in memory, in equal shares of the backends in it. Default: a
+    backend has at most a million keys and rows."""
     master_hooks: list[MasterTriggerRestoreHook] = field(default_factory=list)
     """Called on the driver at each checkpoint and restore."""
 

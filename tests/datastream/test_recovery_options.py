@@ -83,7 +83,7 @@ def test_master_hooks_have_identifiers_of_their_own() -> None:
     hooks = Hook("ledger"), Hook("topic")
     for hook in hooks:
         config.add_master_hook(hook)
-    assert CoordinatorConfig.of_program(config).master_hooks == hooks
+    assert CoordinatorConfig.of_program(config).master_hooks == [*hooks]
     with pytest.raises(ConfigurationError, match="'ledger'"):
         CoordinatorConfig.of_program(config.add_master_hook(Hook("ledger")))
 
