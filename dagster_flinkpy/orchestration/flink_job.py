@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from dagster_flinkpy.checkpoint.partitions import PartitionRetention
 from dagster_flinkpy.common.arguments import check_argument
-from dagster_flinkpy.common.exchange_options import ExchangeOptions
-from dagster_flinkpy.common.metric_options import MetricReporterOptions
+from dagster_flinkpy.common.execution_config import ExecutionConfig
 from dagster_flinkpy.datastream.checkpoint_config import CheckpointConfig
 from dagster_flinkpy.datastream.operator_specs import OperatorSpec, SourceSpec
 from dagster_flinkpy.datastream.program.event_time import warn_of_stalls
@@ -53,17 +52,10 @@ class FlinkJob:
     """The whole program, with its blocking edges cut."""
     checkpointing: CheckpointConfig
     """Set by the program with ``env.enable_checkpointing`` and ``env.get_checkpoint_config``."""
-    latency_tracking_interval: timedelta
-    """Set by the program with ``env.get_config().set_latency_tracking_interval``."""
-    require_all_slots: bool
-    """Set by the program with ``env.get_config().set_require_all_slots``."""
-    exchange: ExchangeOptions
-    """Set by the program with ``execution.exchange`` and the options beside it."""
+    config: ExecutionConfig
+    """Its other settings, set with ``env.get_config()``."""
     failover: FailoverConfig
-    """Set by the program with ``restart-strategy.*`` and ``jobmanager.execution.failover-strategy``."""
-    metric_reporters: tuple[MetricReporterOptions, ...]
-    """Set by the program with the options ``metrics.reporter.*``."""
-
+    """What its options for restarts say."""
     partition_retention: PartitionRetention = field(default_factory=PartitionRetention)
     """Which end states of time partitions are kept. Default: all."""
     fork_of: str | None = None
@@ -104,11 +96,11 @@ class FlinkJob:
             location,
             spark.settings(),
             CoordinatorConfig.of_program(self.checkpointing, num_retained=storage.num_retained),
-            latency_tracking_interval=self.latency_tracking_interval,
-            require_all_slots=self.require_all_slots,
-            exchange=self.exchange,
+            latency_tracking_interval=timedelta(milliseconds=self.config.get_latency_tracking_interval()),
+            require_all_slots=self.config.is_require_all_slots(),
+            exchange=self.config.exchange,
             failover=self.failover,
-            metric_reporters=spark.reporters() or self.metric_reporters,
+            metric_reporters=spark.reporters() or self.config.metric_reporters,
             partition_retention=self.partition_retention,
         )
         return JobAttempt(self.graph, config, owner=owner, **options)
@@ -173,14 +165,5 @@ def flink_job(env: Environment, name: str, *, in_dagster: bool = True) -> FlinkJ
         env.warn_of_script_settings()
     graph.regions()  # checks that blocking edges separate the program
     warn_of_stalls(_continuous(graph), stacklevel=3)
-    latency = timedelta(milliseconds=env.get_config().get_latency_tracking_interval())
-    return FlinkJob(
-        name,
-        _continuous(graph.split()),
-        env.get_checkpoint_config(),
-        latency,
-        env.get_config().is_require_all_slots(),
-        env.get_config().exchange,
-        FailoverConfig.of_scheduled_run(env.get_config().failover_options),
-        env.get_config().metric_reporters,
-    )
+    failover = FailoverConfig.of_scheduled_run(env.get_config().failover_options)
+    return FlinkJob(name, _continuous(graph.split()), env.get_checkpoint_config(), env.get_config(), failover)

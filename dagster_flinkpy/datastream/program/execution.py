@@ -7,14 +7,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
-from datetime import timedelta
 from typing import Any, Protocol
 
-from dagster_flinkpy.common.configuration import Configuration
-from dagster_flinkpy.common.exchange_options import ExchangeOptions
+from dagster_flinkpy.common.execution_config import ExecutionConfig
 from dagster_flinkpy.common.job_client import JobClient
 from dagster_flinkpy.common.job_execution_result import JobExecutionResult
-from dagster_flinkpy.common.metric_options import MetricReporterOptions
 from dagster_flinkpy.common.no_effect import no_effect
 from dagster_flinkpy.common.typeinfo import RowTypeInfo
 from dagster_flinkpy.datastream.checkpoint_config import CheckpointConfig
@@ -46,20 +43,12 @@ class ExecutionSettings:
     """The checkpoint or savepoint to start from."""
     allow_non_restored_state: NonRestoredState = False
     """Whether state without an operator may be left behind, or the uids whose state may."""
-    latency_tracking_interval: timedelta = timedelta(0)
-    """Time between two latency markers of a source; with zero none are sent."""
-    failover_options: Configuration = field(default_factory=Configuration)
-    """The program's options for restarts."""
-    require_all_slots: bool = False
-    """Whether the run fails if Spark cannot run all subtasks at once."""
-    exchange: ExchangeOptions = field(default_factory=ExchangeOptions)
-    """How tasks exchange records."""
-    metric_reporters: tuple[MetricReporterOptions, ...] = ()
-    """Who gets the metrics while the program runs (options ``metrics.reporter.*``)."""
     local: bool = False
     """Whether tasks run in this process instead of on Spark (option ``execution.local``)."""
     checkpointing: CheckpointConfig = field(default_factory=CheckpointConfig)
     """The other checkpoint settings of the program."""
+    config: ExecutionConfig = field(default_factory=ExecutionConfig)
+    """The settings that are not about checkpoints."""
 
     def warn_of_no_effect(self) -> None:
         """Warns of what is set, in the program or the environment of the process, and does nothing."""

@@ -9,8 +9,8 @@ from __future__ import annotations
 import re
 import warnings
 from collections.abc import Callable, Iterator, Sequence
+from copy import copy
 from dataclasses import dataclass, replace
-from datetime import timedelta
 from typing import Any, Generic, Protocol, TypeVar
 
 from dagster_flinkpy.common.arguments import check_argument
@@ -288,13 +288,9 @@ class StreamProgram(Generic[S]):
             self.checkpoint_config.storage_dir,
             savepoint_path=self.savepoint_path,
             allow_non_restored_state=self.allow_non_restored_state,
-            latency_tracking_interval=timedelta(milliseconds=self.config.get_latency_tracking_interval()),
-            require_all_slots=self.config.is_require_all_slots(),
-            exchange=self.config.exchange,
-            failover_options=self.config.failover_options,
-            metric_reporters=self.config.metric_reporters,
             local=self.local,
             checkpointing=self.checkpoint_config,
+            config=copy(self.config),
         )
 
     def execute(self, job_name: str | None) -> JobExecutionResult:

@@ -10,6 +10,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from datetime import timedelta
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -96,9 +97,8 @@ class LocalExecutor:
         from dagster_flinkpy.runtime.master.job import JobAttempt, JobConfig
         from dagster_flinkpy.storage import StorageLocation
 
-        failover = FailoverConfig.of_script(
-            settings.failover_options, checkpointing=settings.checkpointing.interval is not None
-        )
+        config, checkpointing = settings.config, settings.checkpointing.interval is not None
+        failover = FailoverConfig.of_script(config.failover_options, checkpointing=checkpointing)
         with ExitStack() as stack:
             ephemeral = settings.checkpoint_dir is None
             folder = settings.checkpoint_dir or stack.enter_context(tempfile.TemporaryDirectory(prefix="flinkpy-"))
@@ -115,11 +115,11 @@ class LocalExecutor:
                     job_id,
                     storage,
                     checkpointing=CoordinatorConfig.of_program(settings.checkpointing),
-                    latency_tracking_interval=settings.latency_tracking_interval,
-                    require_all_slots=settings.require_all_slots,
-                    exchange=settings.exchange,
+                    latency_tracking_interval=timedelta(milliseconds=config.get_latency_tracking_interval()),
+                    require_all_slots=config.is_require_all_slots(),
+                    exchange=config.exchange,
                     failover=failover,
-                    metric_reporters=settings.metric_reporters,
+                    metric_reporters=config.metric_reporters,
                     in_process=settings.local,
                 ),
                 owner="env.execute()",
