@@ -80,4 +80,4 @@ def test_a_program_has_them() -> None:
     )
     env.configure(Configuration.from_dict({"parallelism.default": "2"}))
     assert env.get_config().metric_reporters == (PrometheusOptions((9250,)),)
-    assert env._program.settings(None).metric_reporters == (PrometheusOptions((9250,)),)
+    assert env._program.settings(None).config.metric_reporters == (PrometheusOptions((9250,)),)

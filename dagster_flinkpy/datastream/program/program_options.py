@@ -28,6 +28,8 @@ E = TypeVar("E", bound=Enum)
 
 Option = Callable[[StreamProgram[Any], Configuration, str], object]
 """Sets something of a program to the value of the option with this name."""
+Read = Callable[[Configuration, str], Any]
+"""Reads the value of the option with this name."""
 
 
 def apply_options(program: StreamProgram[Any], configuration: Configuration) -> None:
@@ -57,138 +59,112 @@ def apply_options(program: StreamProgram[Any], configuration: Configuration) -> 
             no_effect(f"option {name!r}", because, stacklevel=4)
 
 
-def _parallelism(program: StreamProgram[Any], configuration: Configuration, name: str) -> None:
-    parallelism = configuration.get_integer(name, 1)
-    check_whole_number("parallelism", parallelism)
-    program.parallelism = parallelism
+def _program(attribute: str, read: Read) -> Option:
+    """Sets an attribute of the program."""
+    return lambda p, c, k: setattr(p, attribute, read(c, k))
 
 
-def _max_parallelism(program: StreamProgram[Any], configuration: Configuration, name: str) -> None:
-    max_parallelism = configuration.get_integer(name, 1)
-    check_whole_number("max_parallelism", max_parallelism)
-    program.max_parallelism = max_parallelism
+def _checkpoints(attribute: str, read: Read) -> Option:
+    """Sets a checkpoint setting that needs no check."""
+    return lambda p, c, k: setattr(p.checkpoint_config, attribute, read(c, k))
 
 
-def _name(program: StreamProgram[Any], configuration: Configuration, name: str) -> None:
-    program.job_name = configuration.get_string(name, "")
+def _exchange(attribute: str, read: Read) -> Option:
+    """Sets how tasks exchange records."""
+    return lambda p, c, k: setattr(p.config, "exchange", replace(p.config.exchange, **{attribute: read(c, k)}))
 
 
 def _runtime_mode(program: StreamProgram[Any], configuration: Configuration, name: str) -> None:
-    program.set_runtime_mode(_member(RuntimeExecutionMode, configuration, name), stacklevel=6)
+    program.set_runtime_mode(_member(RuntimeExecutionMode)(configuration, name), stacklevel=6)
 
 
-def _interval(program: StreamProgram[Any], configuration: Configuration, name: str) -> None:
-    program.checkpoint_config.interval = _duration(configuration, name)
+def _text(configuration: Configuration, name: str) -> str:
+    return configuration.get_string(name, "")
 
 
-def _local(program: StreamProgram[Any], configuration: Configuration, name: str) -> None:
-    program.local = configuration.get_boolean(name, False)
+def _flag(configuration: Configuration, name: str) -> bool:
+    return configuration.get_boolean(name, False)
 
 
-def _mini_batch(program: StreamProgram[Any], configuration: Configuration, name: str) -> None:
-    program.mini_batch = configuration.get_boolean(name, False)
+def _number(configuration: Configuration, name: str) -> int:
+    return configuration.get_integer(name, 1)
 
 
-def _savepoint_path(program: StreamProgram[Any], configuration: Configuration, name: str) -> None:
-    program.savepoint_path = configuration.get_string(name, "")
+def _count(what: str) -> Read:
+    """Returns what reads a number of subtasks or key groups."""
 
+    def read(configuration: Configuration, name: str) -> int:
+        number = configuration.get_integer(name, 1)
+        check_whole_number(what, number)
+        return number
 
-def _non_restored_state(program: StreamProgram[Any], configuration: Configuration, name: str) -> None:
-    program.allow_non_restored_state = non_restored_state_of(configuration.get_string(name, ""))
-
-
-def _state_backend(program: StreamProgram[Any], configuration: Configuration, name: str) -> None:
-    program.checkpoint_config.state_backend = _member(StateBackendType, configuration, name)
-
-
-def _managed_memory(program: StreamProgram[Any], configuration: Configuration, name: str) -> None:
-    program.checkpoint_config.managed_memory = parse_memory_size(configuration.get_string(name, ""), name)
-
-
-def _aligned_timeout(program: StreamProgram[Any], configuration: Configuration, name: str) -> None:
-    program.checkpoint_config.aligned_timeout = _duration(configuration, name)
-
-
-def _timeout(program: StreamProgram[Any], configuration: Configuration, name: str) -> None:
-    program.checkpoint_config.timeout = _duration(configuration, name)
-
-
-def _min_pause(program: StreamProgram[Any], configuration: Configuration, name: str) -> None:
-    program.checkpoint_config.min_pause = _duration(configuration, name)
-
-
-def _exchange(program: StreamProgram[Any], **changed: Any) -> None:
-    program.config.exchange = replace(program.config.exchange, **changed)
+    return read
 
 
 def _duration(configuration: Configuration, name: str) -> timedelta:
-    return parse_duration(configuration.get_string(name, ""), name)
+    return parse_duration(_text(configuration, name), name)
 
 
-def _member(kind: type[E], configuration: Configuration, option: str) -> E:
-    """Returns the enum member that an option names, in upper or lower case, with ``-`` or ``_``."""
-    value = configuration.get_string(option, "")
-    try:
-        return kind[value.strip().upper().replace("-", "_")]
-    except KeyError:
-        known = ", ".join(member.name.lower() for member in kind)
-        hint = "; columnar, the default, has state of any size on disk, as rocksdb has" if value == "rocksdb" else ""
-        raise ConfigurationError(f"option {option!r} is {value!r}, and must be one of: {known}{hint}") from None
+def _member(kind: type[E]) -> Callable[[Configuration, str], E]:
+    """Returns what reads the enum member that an option names, in upper or lower case, with ``-`` or ``_``."""
+
+    def read(configuration: Configuration, option: str) -> E:
+        value = _text(configuration, option)
+        try:
+            return kind[value.strip().upper().replace("-", "_")]
+        except KeyError:
+            known = ", ".join(member.name.lower() for member in kind)
+            hint = (
+                "; columnar, the default, has state of any size on disk, as rocksdb has" if value == "rocksdb" else ""
+            )
+            raise ConfigurationError(f"option {option!r} is {value!r}, and must be one of: {known}{hint}") from None
+
+    return read
 
 
 _CHECKPOINTING = "execution.checkpointing."
 
 OPTIONS: Mapping[str, Option] = {
-    "parallelism.default": _parallelism,
-    "pipeline.max-parallelism": _max_parallelism,
-    "pipeline.name": _name,
-    "pipeline.global-job-parameters": lambda p, c, k: p.config.set_global_job_parameters(
-        parse_map(c.get_string(k, ""), k)
-    ),
-    "pipeline.strict": lambda p, c, k: p.config.set_strict(c.get_boolean(k, False)),
+    "parallelism.default": _program("parallelism", _count("parallelism")),
+    "pipeline.max-parallelism": _program("max_parallelism", _count("max_parallelism")),
+    "pipeline.name": _program("job_name", _text),
+    "pipeline.global-job-parameters": lambda p, c, k: p.config.set_global_job_parameters(parse_map(_text(c, k), k)),
+    "pipeline.strict": lambda p, c, k: p.config.set_strict(_flag(c, k)),
     "metrics.latency.interval": lambda p, c, k: p.config.set_latency_tracking_interval(
         round(_duration(c, k) / timedelta(milliseconds=1))
     ),
-    "execution.require-all-slots": lambda p, c, k: p.config.set_require_all_slots(c.get_boolean(k, False)),
-    "execution.exchange": lambda p, c, k: _exchange(p, mode=_member(ExchangeMode, c, k)),
-    "execution.buffer-timeout.interval": lambda p, c, k: _exchange(p, buffer_timeout=_duration(c, k)),
-    "slot.request.timeout": lambda p, c, k: _exchange(p, slot_request_timeout=_duration(c, k)),
-    "taskmanager.numberOfTaskSlots": lambda p, c, k: _exchange(p, task_slots=c.get_integer(k, 1)),
-    "heartbeat.interval": lambda p, c, k: _exchange(p, heartbeat_interval=_duration(c, k)),
-    "heartbeat.timeout": lambda p, c, k: _exchange(p, heartbeat_timeout=_duration(c, k)),
-    "security.ssl.internal.enabled": lambda p, c, k: _exchange(p, tls=c.get_boolean(k, False)),
+    "execution.require-all-slots": lambda p, c, k: p.config.set_require_all_slots(_flag(c, k)),
+    "execution.exchange": _exchange("mode", _member(ExchangeMode)),
+    "execution.buffer-timeout.interval": _exchange("buffer_timeout", _duration),
+    "slot.request.timeout": _exchange("slot_request_timeout", _duration),
+    "taskmanager.numberOfTaskSlots": _exchange("task_slots", _number),
+    "heartbeat.interval": _exchange("heartbeat_interval", _duration),
+    "heartbeat.timeout": _exchange("heartbeat_timeout", _duration),
+    "security.ssl.internal.enabled": _exchange("tls", _flag),
     "execution.runtime-mode": _runtime_mode,
-    "execution.local": _local,
-    "table.exec.mini-batch.enabled": _mini_batch,
-    "state.backend.type": _state_backend,
-    "taskmanager.memory.managed.size": _managed_memory,
-    f"{_CHECKPOINTING}interval": _interval,
-    f"{_CHECKPOINTING}dir": lambda p, c, k: p.checkpoint_config.set_checkpoint_storage_dir(c.get_string(k, "")),
-    f"{_CHECKPOINTING}mode": lambda p, c, k: p.checkpoint_config.set_checkpointing_mode(
-        _member(CheckpointingMode, c, k)
-    ),
-    f"{_CHECKPOINTING}timeout": _timeout,
-    f"{_CHECKPOINTING}min-pause": _min_pause,
-    f"{_CHECKPOINTING}max-concurrent-checkpoints": lambda p, c, k: p.checkpoint_config.set_max_concurrent_checkpoints(
-        c.get_integer(k, 1)
-    ),
+    "execution.local": _program("local", _flag),
+    "table.exec.mini-batch.enabled": _program("mini_batch", _flag),
+    "state.backend.type": _checkpoints("state_backend", _member(StateBackendType)),
+    "taskmanager.memory.managed.size": _checkpoints("managed_memory", lambda c, k: parse_memory_size(_text(c, k), k)),
+    f"{_CHECKPOINTING}interval": _checkpoints("interval", _duration),
+    f"{_CHECKPOINTING}dir": lambda p, c, k: p.checkpoint_config.set_checkpoint_storage_dir(_text(c, k)),
+    f"{_CHECKPOINTING}mode": _checkpoints("mode", _member(CheckpointingMode)),
+    f"{_CHECKPOINTING}timeout": _checkpoints("timeout", _duration),
+    f"{_CHECKPOINTING}min-pause": _checkpoints("min_pause", _duration),
+    f"{_CHECKPOINTING}max-concurrent-checkpoints": _checkpoints("max_concurrent", _number),
     f"{_CHECKPOINTING}tolerable-failed-checkpoints": (
         lambda p, c, k: p.checkpoint_config.set_tolerable_checkpoint_failure_number(c.get_integer(k, 0))
     ),
-    f"{_CHECKPOINTING}unaligned.enabled": lambda p, c, k: p.checkpoint_config.enable_unaligned_checkpoints(
-        c.get_boolean(k, False)
+    f"{_CHECKPOINTING}unaligned.enabled": _checkpoints("unaligned", _flag),
+    f"{_CHECKPOINTING}aligned-checkpoint-timeout": _checkpoints("aligned_timeout", _duration),
+    f"{_CHECKPOINTING}externalized-checkpoint-retention": _checkpoints(
+        "retention", _member(ExternalizedCheckpointRetention)
     ),
-    f"{_CHECKPOINTING}aligned-checkpoint-timeout": _aligned_timeout,
-    f"{_CHECKPOINTING}externalized-checkpoint-retention": (
-        lambda p, c, k: p.checkpoint_config.set_externalized_checkpoint_retention(
-            _member(ExternalizedCheckpointRetention, c, k)
-        )
+    "execution.state-recovery.claim-mode": _checkpoints("claim_mode", _member(RecoveryClaimMode)),
+    "execution.state-recovery.path": _program("savepoint_path", _text),
+    "execution.state-recovery.ignore-unclaimed-state": _program(
+        "allow_non_restored_state", lambda c, k: non_restored_state_of(_text(c, k))
     ),
-    "execution.state-recovery.claim-mode": lambda p, c, k: p.checkpoint_config.set_recovery_claim_mode(
-        _member(RecoveryClaimMode, c, k)
-    ),
-    "execution.state-recovery.path": _savepoint_path,
-    "execution.state-recovery.ignore-unclaimed-state": _non_restored_state,
 }
 """What each option sets, by its name."""
 
