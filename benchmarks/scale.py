@@ -25,8 +25,8 @@ from benchmarks.counted_store import CountedStore
 from benchmarks.report import line
 from dagster_flinkpy.checkpoint.coordinator.coordinator import CheckpointCoordinator
 from dagster_flinkpy.checkpoint.coordinator.coordinator_config import CoordinatorConfig
-from dagster_flinkpy.checkpoint.coordinator.instructions import EmitBarriers, Instruction, ReplaceHead, WriteMetadata
-from dagster_flinkpy.checkpoint.coordinator.messages import Subtask
+from dagster_flinkpy.checkpoint.coordinator.instructions import EmitBarriers, ReplaceHead, WriteMetadata
+from dagster_flinkpy.checkpoint.coordinator.messages import AcknowledgeCheckpoint, Subtask
 from dagster_flinkpy.checkpoint.coordinator.pending import CheckpointPlan
 from dagster_flinkpy.checkpoint.coordinator.stimuli import (
     Acknowledge,
@@ -148,13 +148,14 @@ class Master:
         self._tasks = tasks
         self._store = CompletedCheckpointStore(objects, RETAINED)
         self.attempt = self._store.begin_attempt("benchmark", 0)
-        plan = CheckpointPlan(tuple(tasks.subtasks))
+        everybody = tuple(tasks.subtasks)
+        plan = CheckpointPlan(everybody[: tasks.parallelism], everybody, everybody[-tasks.parallelism :])
         config = CoordinatorConfig(num_retained=RETAINED)
         self._coordinator = CheckpointCoordinator("job", self.attempt.token, plan, config)
         self._coordinator.handle(JobStatusChanged(0, running=True))
 
     def trigger(self) -> int:
-        self._coordinator.handle(TriggerRequested(1))
+        self._coordinator.handle(TriggerRequested(1, forced=True))
         checkpoint_id = self._store.assign_checkpoint_id(self.attempt)
         instructions = self._coordinator.handle(CheckpointIdAssigned(1, checkpoint_id))
         assert isinstance(instructions[-1], EmitBarriers)
@@ -162,10 +163,11 @@ class Master:
 
     def complete(self, checkpoint_id: int, received: list[tuple[str, bytes]]) -> CheckpointMetadata:
         """Does everything from the first acknowledgement to the deletion of what is not needed any more."""
-        instructions: list[Instruction] = []
+        token, instructions = self.attempt.token, []
         for uid, data in received:
             state = SubtaskState.from_json(json.loads(data))
-            instructions = self._coordinator.handle(Acknowledge(2, checkpoint_id, Subtask(uid, state.index), state))
+            message = AcknowledgeCheckpoint("job", checkpoint_id, token, uid, state.index, state)
+            instructions = self._coordinator.handle(Acknowledge(2, message))
         (write,) = instructions
         assert isinstance(write, WriteMetadata)
         written = self._metadata(write)

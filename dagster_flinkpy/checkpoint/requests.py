@@ -63,7 +63,7 @@ __all__ = [
 REQUESTS_FOLDER = "requests/"
 """The folder of requests and answers, below the job's prefix."""
 MAX_REQUESTS = 1000
-"""How many requests to a job there may be at once (Flink's ``CheckpointRequestDecider`` queues as many)."""
+"""How many requests to a job there may be at once (Flink: ``CheckpointRequestDecider`` queues as many)."""
 DEFAULT_TIMEOUT = timedelta(minutes=10)
 """How long a request is valid, unless the asker says otherwise."""
 _VERSION = 1

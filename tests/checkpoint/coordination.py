@@ -10,8 +10,15 @@ from dagster_flinkpy.checkpoint.coordinator.instructions import (
     AssignCheckpointId,
     Instruction,
     NotifyAborted,
+    NotifyComplete,
+    NotifySubsumed,
 )
-from dagster_flinkpy.checkpoint.coordinator.messages import CheckpointFailureReason, Subtask
+from dagster_flinkpy.checkpoint.coordinator.messages import (
+    AcknowledgeCheckpoint,
+    CheckpointFailureReason,
+    DeclineCheckpoint,
+    Subtask,
+)
 from dagster_flinkpy.checkpoint.coordinator.pending import CheckpointPlan
 from dagster_flinkpy.checkpoint.coordinator.stimuli import (
     Acknowledge,
@@ -30,7 +37,7 @@ JOB = "flights"
 TOKEN = 4
 SOURCE = Subtask("flights", 0)
 COUNTS = (Subtask("count", 0), Subtask("count", 1))
-PLAN = CheckpointPlan((SOURCE, *COUNTS))
+PLAN = CheckpointPlan((SOURCE,), (SOURCE, *COUNTS), COUNTS)
 REASON = CheckpointFailureReason
 
 
@@ -43,8 +50,12 @@ def files(*names: str, index: int = 0) -> frozenset[str]:
     return frozenset(keyed(*names, index=index).files())
 
 
-def ack(now: int, checkpoint_id: int, task: Subtask, name: str = "") -> Acknowledge:
-    return Acknowledge(now, checkpoint_id, task, state(task, name))
+def ack(
+    now: int, checkpoint_id: int, task: Subtask, name: str = "", *, job: str = JOB, fencing_token: int = TOKEN
+) -> Acknowledge:
+    return Acknowledge(
+        now, AcknowledgeCheckpoint(job, checkpoint_id, fencing_token, task.uid, task.subtask, state(task, name))
+    )
 
 
 def decline(
@@ -52,12 +63,23 @@ def decline(
     checkpoint_id: int,
     task: Subtask = SOURCE,
     reason: CheckpointFailureReason = REASON.CHECKPOINT_DECLINED,
+    *,
+    fencing_token: int = TOKEN,
 ) -> Decline:
-    return Decline(now, checkpoint_id, task, reason, "division by zero")
+    cause = {"message": "division by zero"}
+    return Decline(now, DeclineCheckpoint(JOB, checkpoint_id, fencing_token, task.uid, task.subtask, reason, cause))
+
+
+def notify_complete(checkpoint_id: int) -> NotifyComplete:
+    return NotifyComplete(JOB, checkpoint_id, TOKEN, COUNTS)
 
 
 def notify_aborted(checkpoint_id: int, reason: CheckpointFailureReason, *, tolerated: bool = False) -> NotifyAborted:
-    return NotifyAborted(checkpoint_id, reason, tolerated)
+    return NotifyAborted(JOB, checkpoint_id, TOKEN, reason, tolerated)
+
+
+def notify_subsumed(checkpoint_id: int) -> NotifySubsumed:
+    return NotifySubsumed(JOB, checkpoint_id, TOKEN, COUNTS)
 
 
 def running(plan: CheckpointPlan = PLAN, **config: Any) -> CheckpointCoordinator:

@@ -17,12 +17,14 @@ from dagster_flinkpy.checkpoint.coordinator.instructions import (
     FailJob,
     HandOver,
     Instruction,
-    NotifyComplete,
     Rejected,
     ReplaceHead,
     WriteMetadata,
 )
-from dagster_flinkpy.checkpoint.coordinator.messages import Subtask
+from dagster_flinkpy.checkpoint.coordinator.messages import (
+    AcknowledgeCheckpoint,
+    Subtask,
+)
 from dagster_flinkpy.checkpoint.coordinator.pending import CheckpointPlan
 from dagster_flinkpy.checkpoint.coordinator.statistics import CheckpointStatus
 from dagster_flinkpy.checkpoint.coordinator.stimuli import (
@@ -34,11 +36,12 @@ from dagster_flinkpy.checkpoint.coordinator.stimuli import (
     JobStatusChanged,
     MetadataWriteFailed,
     MetadataWritten,
-    PeriodicTick,
+    Shutdown,
     TasksRestarted,
     TimerFired,
     TriggerRequested,
 )
+from dagster_flinkpy.checkpoint.metadata import CheckpointKind
 from dagster_flinkpy.checkpoint.operator_states import SubtaskState
 from dagster_flinkpy.errors import CheckpointError
 from tests.checkpoint.coordination import (
@@ -54,6 +57,7 @@ from tests.checkpoint.coordination import (
     decline,
     files,
     notify_aborted,
+    notify_complete,
     only,
     running,
     state,
@@ -80,7 +84,7 @@ def test_a_task_that_is_not_waited_for_is_unknown_and_its_files_are_discarded() 
     trigger(coordinator, 1, 1)
     assert coordinator.handle(ack(2, 1, Subtask("other", 0), "theirs")) == []
     assert coordinator.story[-1] == "  UNKNOWN"
-    assert DiscardState(files("theirs")) in coordinator.handle(JobStatusChanged(3, False))
+    assert DiscardState(files("theirs")) in coordinator.handle(Shutdown(3))
 
 
 def test_an_unknown_checkpoint_is_told_from_a_late_one() -> None:
@@ -99,7 +103,7 @@ def test_what_is_stored_for_no_checkpoint_any_more_is_discarded_unless_another_o
     trigger(coordinator, 2, 2)
     late = files("base-count-0") | files("late")
     assert coordinator.handle(AcknowledgedLate(3, late)) == [], "checkpoint 2 may name it"
-    assert only(coordinator.handle(JobStatusChanged(4, False)), DiscardState).files == files("late")
+    assert only(coordinator.handle(Shutdown(4)), DiscardState).files == files("late")
 
 
 def test_a_checkpoint_that_a_task_could_not_store_is_taken_over() -> None:
@@ -113,7 +117,7 @@ def test_a_checkpoint_that_a_task_could_not_store_is_taken_over() -> None:
     assert only(told, FailJob).message == "checkpoint 2 failed: 503 (more than 1 in a row)"
     second = only(told, DiscardState).files
     assert len(second) == 3
-    first = only(coordinator.handle(JobStatusChanged(3, False)), DiscardState).files
+    first = only(coordinator.handle(Shutdown(3)), DiscardState).files
     assert len(first - second) == 3, "nothing takes them over any more"
 
 
@@ -133,7 +137,7 @@ def test_files_that_the_last_completed_checkpoint_names_are_never_discarded() ->
     trigger(coordinator, 3, 2)
     coordinator.handle(ack(4, 2, COUNTS[0], "base-count-0"))
     coordinator.handle(ack(4, 2, COUNTS[1], "new"))
-    assert only(coordinator.handle(JobStatusChanged(5, False)), DiscardState).files == files("new", index=1)
+    assert only(coordinator.handle(Shutdown(5)), DiscardState).files == files("new", index=1)
 
 
 def test_files_of_the_restored_checkpoint_are_never_discarded() -> None:
@@ -155,14 +159,25 @@ def test_files_wait_for_a_moment_without_pending_checkpoints() -> None:
         coordinator.handle(ack(4, 2, task))
     coordinator.handle(ack(5, 2, COUNTS[0], "same"))
     coordinator.handle(MetadataWritten(6, 2))
-    assert coordinator.handle(HeadReplaced(7, 2)) == [NotifyComplete(2), DiscardState(files("late", index=1))]
+    assert coordinator.handle(HeadReplaced(7, 2)) == [notify_complete(2), DiscardState(files("late", index=1))]
+
+
+@pytest.mark.parametrize("message", [ack(2, 1, SOURCE, "x", job="other"), ack(2, 1, SOURCE, "x", fencing_token=3)])
+def test_messages_of_another_job_or_attempt_are_ignored(message: Acknowledge) -> None:
+    coordinator = running()
+    trigger(coordinator, 1, 1)
+    assert coordinator.handle(message) == []
+    assert coordinator.statistics.history[0].acknowledged == 0
+    assert coordinator.handle(decline(3, 1, fencing_token=3)) == []
+    assert coordinator.pending == (1,)
 
 
 def test_a_task_cannot_acknowledge_for_another_subtask() -> None:
     coordinator = running()
     trigger(coordinator, 1, 1)
+    message = AcknowledgeCheckpoint(JOB, 1, TOKEN, "count", 0, SubtaskState(1))
     with pytest.raises(CheckpointError, match=r"count\[0\] sent the state of subtask 1"):
-        coordinator.handle(Acknowledge(2, 1, COUNTS[0], SubtaskState(1)))
+        coordinator.handle(Acknowledge(2, message))
 
 
 # --- declining: the three cases --------------------------------------------------------------------------------------
@@ -180,10 +195,10 @@ def test_a_declined_checkpoint_is_discarded_and_triggered_again() -> None:
 
 
 def test_a_decline_promotes_the_queued_request_instead() -> None:
-    coordinator = running(interval=timedelta(hours=1))
+    coordinator = running()
     trigger(coordinator, 1, 1)
-    coordinator.handle(PeriodicTick(2))
-    assert coordinator.handle(decline(3, 1))[-1] == AssignCheckpointId("periodic")
+    coordinator.handle(TriggerRequested(2, request_id="queued"))
+    assert coordinator.handle(decline(3, 1))[-1] == AssignCheckpointId("queued")
 
 
 def test_a_decline_triggers_nothing_while_a_more_recent_one_is_pending() -> None:
@@ -191,6 +206,12 @@ def test_a_decline_triggers_nothing_while_a_more_recent_one_is_pending() -> None
     trigger(coordinator, 1, 1)
     trigger(coordinator, 2, 2)
     assert coordinator.handle(decline(3, 1)) == [CancelSparkJob(1), notify_aborted(1, REASON.CHECKPOINT_DECLINED)]
+
+
+def test_a_declined_savepoint_is_not_triggered_again() -> None:
+    coordinator = running()
+    trigger(coordinator, 1, 1, kind=CheckpointKind.SAVEPOINT)
+    assert coordinator.handle(decline(2, 1)) == [CancelSparkJob(1), notify_aborted(1, REASON.CHECKPOINT_DECLINED)]
 
 
 def test_a_decline_after_all_acknowledged_is_an_error_that_tells_the_story() -> None:
@@ -228,18 +249,18 @@ def test_a_timeout_that_is_not_tolerated_cancels_the_tasks_and_fails_the_job() -
     assert coordinator.handle(TimerFired(31_000, 1)) == [
         CancelSparkJob(1),
         notify_aborted(1, REASON.CHECKPOINT_EXPIRED),
-        FailJob(1, f"checkpoint 1 failed: 1 of 3 tasks answered in 0:00:30{ADVICE}"),
+        FailJob(1, REASON.CHECKPOINT_EXPIRED, f"checkpoint 1 failed: 1 of 3 tasks answered in 0:00:30{ADVICE}"),
     ]
 
 
 def test_after_a_timeout_that_is_tolerated_the_tasks_go_on_and_the_next_request_follows() -> None:
-    coordinator = running(timeout=timedelta(seconds=30), interval=timedelta(hours=1))
+    coordinator = running(timeout=timedelta(seconds=30))
     assert ArmTimeout(1, 31_000) in trigger(coordinator, 1000, 1)
-    coordinator.handle(PeriodicTick(2000))
+    coordinator.handle(TriggerRequested(2000, request_id="queued"))
     coordinator.handle(ack(3000, 1, SOURCE))
     assert coordinator.handle(TimerFired(31_000, 1)) == [
         notify_aborted(1, REASON.CHECKPOINT_EXPIRED, tolerated=True),
-        AssignCheckpointId("periodic"),
+        AssignCheckpointId("queued"),
     ]
     assert (coordinator.pending, coordinator.incomplete, coordinator.collecting) == ((), (), (1,))
 
@@ -278,7 +299,7 @@ def test_what_was_acknowledged_of_an_expired_checkpoint_is_kept_while_one_before
     coordinator.handle(MetadataWritten(2, 1))
     coordinator.handle(TimerFired(3, 2))
     acknowledge_all(coordinator, 4, 2, "n")
-    assert coordinator.handle(HeadReplaced(5, 1)) == [NotifyComplete(1)]
+    assert coordinator.handle(HeadReplaced(5, 1)) == [notify_complete(1)]
     assert coordinator.handle(CommitFinished(6, 1)) == []
 
 
@@ -349,7 +370,8 @@ def fail_to_write(coordinator: CheckpointCoordinator, now: int, checkpoint_id: i
     trigger(coordinator, now, checkpoint_id)
     for task in (SOURCE, *COUNTS):
         state = SubtaskState(task.subtask, keyed=keyed(*names, index=task.subtask))
-        coordinator.handle(Acknowledge(now, checkpoint_id, task, state))
+        message = AcknowledgeCheckpoint(JOB, checkpoint_id, TOKEN, task.uid, task.subtask, state)
+        coordinator.handle(Acknowledge(now, message))
     return coordinator.handle(MetadataWriteFailed(now, checkpoint_id, unknown_outcome=False))
 
 
@@ -386,7 +408,7 @@ def test_failures_that_lose_nothing_are_tolerated_as_often_as_the_job_says() -> 
 
 def test_a_checkpoint_that_the_job_stops_with_is_not_taken_over() -> None:
     coordinator = running()
-    trigger(coordinator, 1, 1, stop=True)
+    trigger(coordinator, 1, 1, kind=CheckpointKind.SAVEPOINT, stop=True)
     acknowledge_all(coordinator, 2, 1)
     failed = coordinator.handle(MetadataWriteFailed(3, 1, unknown_outcome=False))
     assert failed == [notify_aborted(1, REASON.FINALIZE_CHECKPOINT_FAILURE)]
@@ -399,7 +421,7 @@ def test_state_is_kept_if_the_outcome_of_writing_the_metadata_is_unknown() -> No
     failed = coordinator.handle(MetadataWriteFailed(4, 1, unknown_outcome=True))
     assert failed == [notify_aborted(1, REASON.FINALIZE_CHECKPOINT_FAILURE, tolerated=True)]
     complete(coordinator, 5, 2)
-    assert coordinator.handle(JobStatusChanged(5, False)) == []
+    assert coordinator.handle(Shutdown(5)) == []
 
 
 def test_if_nobody_knows_whether_head_moved_the_job_fails_and_nothing_is_aborted() -> None:
@@ -408,10 +430,10 @@ def test_if_nobody_knows_whether_head_moved_the_job_fails_and_nothing_is_aborted
     acknowledge_all(coordinator, 2, 1, "n")
     coordinator.handle(MetadataWritten(3, 1))
     assert coordinator.handle(MetadataWriteFailed(4, 1, unknown_outcome=True, cause="timed out")) == [
-        FailJob(1, "it is unknown whether checkpoint 1 is complete: timed out")
+        FailJob(1, REASON.FINALIZE_CHECKPOINT_FAILURE, "it is unknown whether checkpoint 1 is complete: timed out")
     ]
     assert coordinator.statistics.counts.failed == 1
-    assert coordinator.handle(JobStatusChanged(5, False)) == []
+    assert coordinator.handle(Shutdown(5)) == []
 
 
 def test_one_checkpoint_is_completed_at_a_time_and_the_oldest_first() -> None:
@@ -425,7 +447,7 @@ def test_one_checkpoint_is_completed_at_a_time_and_the_oldest_first() -> None:
     assert coordinator.handle(MetadataWritten(5, 2)) == []
     failed = coordinator.handle(MetadataWriteFailed(6, 1, unknown_outcome=False))
     assert failed == [notify_aborted(1, REASON.FINALIZE_CHECKPOINT_FAILURE, tolerated=True), ReplaceHead(2)]
-    assert coordinator.handle(HeadReplaced(7, 2)) == [NotifyComplete(2)]
+    assert coordinator.handle(HeadReplaced(7, 2)) == [notify_complete(2)]
     assert coordinator.handle(CommitFinished(8, 2)) == [ReplaceHead(3)]
 
 
@@ -433,7 +455,7 @@ def test_the_first_failure_fails_the_job_by_default() -> None:
     coordinator = running(tolerable_failed=0)
     trigger(coordinator, 1, 1)
     failed = only(coordinator.handle(decline(2, 1, COUNTS[1])), FailJob)
-    assert failed == FailJob(1, "checkpoint 1 failed: count[1]: division by zero")
+    assert failed == FailJob(1, REASON.CHECKPOINT_DECLINED, "checkpoint 1 failed: count[1]: division by zero")
 
 
 def test_failures_in_a_row_are_counted_once_each_and_a_success_resets() -> None:
@@ -442,72 +464,79 @@ def test_failures_in_a_row_are_counted_once_each_and_a_success_resets() -> None:
         trigger(coordinator, 1, checkpoint_id)
         assert not any(isinstance(i, FailJob) for i in coordinator.handle(TimerFired(600_001, checkpoint_id)))
         complete(coordinator, 600_002, checkpoint_id + 1)
-    trigger(coordinator, 4, 5)
-    coordinator.handle(TimerFired(5, 5))
+    trigger(coordinator, 4, 5, kind=CheckpointKind.SAVEPOINT)
+    coordinator.handle(decline(5, 5))
     trigger(coordinator, 6, 6)
     assert only(coordinator.handle(TimerFired(7, 6)), FailJob).message.endswith("(more than 1 in a row)")
     trigger(coordinator, 8, 7)  # the count started over
     assert not any(isinstance(i, FailJob) for i in coordinator.handle(TimerFired(9, 7)))
 
 
-def test_a_stop_that_the_driver_could_not_carry_out_is_not_counted() -> None:
+def test_a_savepoint_that_the_driver_could_not_take_is_not_counted() -> None:
     coordinator = running(tolerable_failed=0)
-    trigger(coordinator, 1, 1, stop=True)
+    trigger(coordinator, 1, 1, kind=CheckpointKind.SAVEPOINT)
     assert coordinator.handle(TimerFired(2, 1)) == [CancelSparkJob(1), notify_aborted(1, REASON.CHECKPOINT_EXPIRED)]
-    trigger(coordinator, 3, 2, stop=True)
+    trigger(coordinator, 3, 2, kind=CheckpointKind.SAVEPOINT)
     acknowledge_all(coordinator, 4, 2)
     assert not any(isinstance(i, FailJob) for i in coordinator.handle(MetadataWriteFailed(5, 2, False)))
 
 
 def test_a_stop_with_savepoint_that_a_task_declines_fails_the_job() -> None:
     coordinator = running(tolerable_failed=5)
-    trigger(coordinator, 1, 1, stop=True)
-    declined = coordinator.handle(decline(2, 1, reason=REASON.CHECKPOINT_DECLINED_SUBSUMED))
+    trigger(coordinator, 1, 1, kind=CheckpointKind.SAVEPOINT, stop=True)
+    declined = coordinator.handle(decline(2, 1, reason=REASON.CHECKPOINT_DECLINED_TASK_NOT_READY))
     assert only(declined, FailJob).checkpoint_id == 1
+
+
+def test_a_failure_before_the_last_success_is_not_counted() -> None:
+    coordinator = running(max_concurrent=2, tolerable_failed=0)
+    trigger(coordinator, 1, 1, kind=CheckpointKind.SAVEPOINT)
+    complete(coordinator, 2, 2)
+    assert coordinator.handle(decline(3, 1)) == [CancelSparkJob(1), notify_aborted(1, REASON.CHECKPOINT_DECLINED)]
 
 
 def test_what_flink_does_not_count_never_fails_the_job() -> None:
     coordinator = running(tolerable_failed=0)
     trigger(coordinator, 1, 1)
-    declined = coordinator.handle(decline(2, 1, reason=REASON.CHECKPOINT_DECLINED_SUBSUMED))
+    declined = coordinator.handle(decline(2, 1, reason=REASON.CHECKPOINT_DECLINED_TASK_NOT_READY))
     assert declined[-1] == AssignCheckpointId("")
 
 
-def test_older_pending_checkpoints_are_subsumed_and_the_last_one_is_not() -> None:
+def test_older_pending_checkpoints_are_subsumed_and_savepoints_are_not() -> None:
     coordinator = running(max_concurrent=3)
     trigger(coordinator, 1, 1)
-    trigger(coordinator, 2, 2, stop=True)
+    trigger(coordinator, 2, 2, kind=CheckpointKind.SAVEPOINT)
     trigger(coordinator, 3, 3)
     acknowledge_all(coordinator, 4, 1)  # its metadata is being written
     acknowledge_all(coordinator, 4, 3)
     coordinator.handle(MetadataWritten(5, 3))
     assert coordinator.handle(HeadReplaced(6, 3)) == [
         notify_aborted(1, REASON.CHECKPOINT_SUBSUMED),
-        NotifyComplete(3),
+        notify_complete(3),
     ]
     assert coordinator.pending == (2,)
     assert coordinator.handle(MetadataWritten(7, 1)) == []  # HEAD never goes back
 
 
 def test_a_job_that_stops_running_suspends_its_checkpoints() -> None:
-    coordinator = running(max_concurrent=1, interval=timedelta(hours=1))
+    coordinator = running(max_concurrent=1)
     trigger(coordinator, 1, 1)
-    coordinator.handle(PeriodicTick(2))
+    coordinator.handle(TriggerRequested(2, request_id="queued"))
     assert coordinator.handle(JobStatusChanged(3, False)) == [
-        Rejected("periodic", REASON.CHECKPOINT_COORDINATOR_SUSPEND, REASON.CHECKPOINT_COORDINATOR_SUSPEND.value),
+        Rejected("queued", REASON.CHECKPOINT_COORDINATOR_SUSPEND, REASON.CHECKPOINT_COORDINATOR_SUSPEND.value),
         CancelSparkJob(1),
         notify_aborted(1, REASON.CHECKPOINT_COORDINATOR_SUSPEND),
     ]
 
 
-def test_the_end_of_the_job_aborts_what_collects_and_leaves_what_is_being_written() -> None:
+def test_shutdown_aborts_what_collects_and_leaves_what_is_being_written() -> None:
     coordinator = running(max_concurrent=2)
     trigger(coordinator, 1, 1)
     trigger(coordinator, 2, 2)
     acknowledge_all(coordinator, 3, 1, "n")
-    assert coordinator.handle(JobStatusChanged(4, False)) == [
+    assert coordinator.handle(Shutdown(4)) == [
         CancelSparkJob(2),
-        notify_aborted(2, REASON.CHECKPOINT_COORDINATOR_SUSPEND),
+        notify_aborted(2, REASON.CHECKPOINT_COORDINATOR_SHUTDOWN),
     ]
     assert coordinator.handle(MetadataWritten(5, 1)) == [ReplaceHead(1)]
 
@@ -551,12 +580,14 @@ def test_the_start_delay_is_the_time_until_a_task_sees_the_barrier(
     barriers: tuple[int, int], delays: list[int]
 ) -> None:
     """The clock of another machine may be late."""
-    coordinator = running(CheckpointPlan(COUNTS))
+    coordinator = running(CheckpointPlan((SOURCE,), COUNTS, COUNTS))
     trigger(coordinator, 100, 1)
     told = list[Any]()
     for task, barrier_ms in zip(COUNTS, barriers, strict=True):
         state = SubtaskState(task.subtask, metrics={"records_in": 1, "barrier_ms": barrier_ms})
-        told += coordinator.handle(Acknowledge(150, 1, task, state))
+        told += coordinator.handle(
+            Acknowledge(150, AcknowledgeCheckpoint(JOB, 1, TOKEN, task.uid, task.subtask, state))
+        )
     [written] = told
     metrics = [each.metrics for each in written.states[COUNTS[0].uid]]
     assert metrics == [{"records_in": 1, "start_delay_ms": delay} for delay in delays]

@@ -24,7 +24,9 @@ from dagster_flinkpy.checkpoint.coordinator.instructions import (
     WriteMetadata,
 )
 from dagster_flinkpy.checkpoint.coordinator.messages import (
+    AcknowledgeCheckpoint,
     CheckpointFailureReason,
+    DeclineCheckpoint,
     Subtask,
 )
 from dagster_flinkpy.checkpoint.coordinator.pending import CheckpointPlan
@@ -44,6 +46,7 @@ from dagster_flinkpy.checkpoint.coordinator.stimuli import (
     TimerFired,
     TriggerRequested,
 )
+from dagster_flinkpy.checkpoint.metadata import CheckpointKind
 from dagster_flinkpy.checkpoint.operator_states import SubtaskState
 from tests.checkpoint.samples import keyed
 from tests.examples import examples
@@ -62,7 +65,7 @@ class CoordinatorWalk(RuleBasedStateMachine):
         config = CoordinatorConfig(
             interval=timedelta(seconds=1), max_concurrent=CONCURRENT, num_retained=RETAINED, tolerable_failed=10**6
         )
-        self.coordinator = CheckpointCoordinator("j", 1, CheckpointPlan(TASKS, (), HOOKS), config)
+        self.coordinator = CheckpointCoordinator("j", 1, CheckpointPlan(TASKS, TASKS, TASKS, (), HOOKS), config)
         self.now = 0
         self.next_id = 1
         self.ids_wanted = 0
@@ -128,10 +131,14 @@ class CoordinatorWalk(RuleBasedStateMachine):
         return self.now
 
     @precondition(lambda self: not self.ids_wanted and not self.hooked and len(self.coordinator.pending) <= CONCURRENT)
-    @rule(what=st.sampled_from([{}, {"stop": True}, None]))
-    def somebody_asks(self, what: dict[str, bool] | None) -> None:
-        now = self.tick()
-        self.send(PeriodicTick(now) if what is None else TriggerRequested(now, **what))
+    @rule(what=st.sampled_from([*CheckpointKind, "forced", "periodic"]))
+    def somebody_asks(self, what: CheckpointKind | str) -> None:
+        if isinstance(what, CheckpointKind):
+            self.send(TriggerRequested(self.tick(), kind=what))
+        elif what == "forced":
+            self.send(TriggerRequested(self.tick(), forced=True))
+        else:
+            self.send(PeriodicTick(self.tick()))
 
     @precondition(lambda self: self.ids_wanted)
     @rule()
@@ -166,7 +173,8 @@ class CoordinatorWalk(RuleBasedStateMachine):
             if checkpoint_id in self.late:
                 self.taken_over |= snapshot.files()
             state = SubtaskState(task.subtask, keyed=snapshot)
-            self.send(Acknowledge(self.tick(), checkpoint_id, task, state))
+            message = AcknowledgeCheckpoint("j", checkpoint_id, 1, task.uid, task.subtask, state)
+            self.send(Acknowledge(self.tick(), message))
 
     @precondition(lambda self: set(self.ended) - self.late.keys() and not self.ids_wanted)
     @rule(data=st.data())
@@ -175,14 +183,14 @@ class CoordinatorWalk(RuleBasedStateMachine):
         checkpoint_id = data.draw(st.sampled_from([each for each in self.ended if each not in self.late]))
         snapshot = keyed(f"content-{data.draw(st.integers(0, 3))}")
         state = SubtaskState(0, keyed=snapshot)
-        self.send(Acknowledge(self.tick(), checkpoint_id, Subtask("a", 0), state))
+        self.send(Acknowledge(self.tick(), AcknowledgeCheckpoint("j", checkpoint_id, 1, "a", 0, state)))
 
     @precondition(lambda self: self.collecting)
     @rule(data=st.data(), what=st.sampled_from([*CheckpointFailureReason, "timeout", "restart"]))
     def something_goes_wrong(self, data: st.DataObject, what: CheckpointFailureReason | str) -> None:
         checkpoint_id = data.draw(st.sampled_from(sorted(self.collecting)))
         if isinstance(what, CheckpointFailureReason):
-            self.send(Decline(self.tick(), checkpoint_id, Subtask("a", 0), what))
+            self.send(Decline(self.tick(), DeclineCheckpoint("j", checkpoint_id, 1, "a", 0, what, {})))
         elif what == "timeout":
             self.send(TimerFired(self.tick(), data.draw(st.integers(1, self.next_id - 1))))
         else:

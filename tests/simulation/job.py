@@ -12,7 +12,9 @@ from typing import Any
 from dagster_flinkpy.checkpoint.coordinator.coordinator_config import CoordinatorConfig
 from dagster_flinkpy.checkpoint.coordinator.instructions import Instruction
 from dagster_flinkpy.checkpoint.coordinator.messages import (
+    AcknowledgeCheckpoint,
     CheckpointFailureReason,
+    DeclineCheckpoint,
     Subtask,
 )
 from dagster_flinkpy.checkpoint.coordinator.stimuli import Acknowledge, Decline, Stimulus, TimerFired
@@ -258,21 +260,33 @@ class SimulatedState(JobState):
     def _drive(self, stimulus: Stimulus) -> None:
         super()._drive(stimulus)
         if self._strays and isinstance(stimulus, Acknowledge):
-            again = replace(stimulus, now_ms=self._world.clock(), state=SubtaskState(stimulus.task.subtask))
-            super()._drive(again)
+            message = stimulus.message
+            again = replace(message, state=SubtaskState(message.subtask))
+            super()._drive(Acknowledge(self._world.clock(), again))
 
     def _stray_messages(self, checkpoint_id: int, states: Mapping[Subtask, SubtaskState]) -> None:
-        """Sends messages for other checkpoints, all with wrong state."""
+        """Sends messages of another attempt, of another job and for an unknown checkpoint, all with wrong state."""
         now = self._world.clock()
-        earlier = [each for each in (checkpoint_id - 1,) if each not in self.coordinator.pending]
         for task in states:
-            for number in (checkpoint_id + 1000, checkpoint_id - 1):
-                self._drive(Acknowledge(now, number, task, SubtaskState(task.subtask)))
-            for number in earlier:
-                self._drive(Decline(now, number, task, CheckpointFailureReason.CHECKPOINT_DECLINED))
+            wrong = SubtaskState(task.subtask)
+            for job_id, token, number in (
+                (JOB, self._token - 1, checkpoint_id),
+                (JOB, self._token + 1, checkpoint_id),
+                ("another", self._token, checkpoint_id),
+                (JOB, self._token, checkpoint_id + 1000),
+                (JOB, self._token, checkpoint_id - 1),
+            ):
+                message = AcknowledgeCheckpoint(job_id, number, token, task.uid, task.subtask, wrong)
+                self._drive(Acknowledge(now, message))
+            reason = CheckpointFailureReason.CHECKPOINT_DECLINED
+            earlier = [(self._token, each) for each in (checkpoint_id - 1,) if each not in self.coordinator.pending]
+            for token, number in ((self._token - 1, checkpoint_id), *earlier):
+                decline = DeclineCheckpoint(JOB, number, token, task.uid, task.subtask, reason, {})
+                self._drive(Decline(now, decline))
 
     def _late_messages(self, checkpoint_id: int, states: Mapping[Subtask, SubtaskState]) -> None:
         now = self._world.clock()
         for task, state in states.items():
-            self._drive(Acknowledge(now, checkpoint_id, task, state))
+            message = AcknowledgeCheckpoint(JOB, checkpoint_id, self._token, task.uid, task.subtask, state)
+            self._drive(Acknowledge(now, message))
         self._drive(TimerFired(now, checkpoint_id))

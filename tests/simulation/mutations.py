@@ -428,13 +428,27 @@ def _(real: Wrapped, attempt: Attempt, retention: Any, error: Any, *, finished: 
 # --- messages ---------------------------------------------------------------------------------------------------------
 
 
+@mutation("an acknowledgement of another attempt is taken", CheckpointCoordinator, "handle", "but counted")
+def _(real: Wrapped, coordinator: CheckpointCoordinator, stimulus: Any) -> Any:
+    if isinstance(stimulus, Acknowledge):
+        stimulus = replace(stimulus, message=replace(stimulus.message, fencing_token=coordinator._fencing_token))
+    return real(coordinator, stimulus)
+
+
+@mutation("an acknowledgement of another job is taken", CheckpointCoordinator, "handle", "but counted")
+def _(real: Wrapped, coordinator: CheckpointCoordinator, stimulus: Any) -> Any:
+    if isinstance(stimulus, Acknowledge):
+        stimulus = replace(stimulus, message=replace(stimulus.message, job_id=coordinator._job_id))
+    return real(coordinator, stimulus)
+
+
 @mutation(
     "an acknowledgement of the second barrier is taken for the first", CheckpointCoordinator, "handle", "but counted"
 )
 def _(real: Wrapped, coordinator: CheckpointCoordinator, stimulus: Any) -> Any:
     pending = coordinator.pending
-    if isinstance(stimulus, Acknowledge) and stimulus.checkpoint_id in pending:
-        stimulus = replace(stimulus, checkpoint_id=min(pending))
+    if isinstance(stimulus, Acknowledge) and stimulus.message.checkpoint_id in pending:
+        stimulus = replace(stimulus, message=replace(stimulus.message, checkpoint_id=min(pending)))
     return real(coordinator, stimulus)
 
 

@@ -3,14 +3,14 @@
 It has no clock, does no I/O and holds no lock, so each of its rules is tested without Spark, a store or sleeping. The
 path of a checkpoint, with the stimuli in brackets:
 
-    [trigger] -> AssignCheckpointId -> [id] -> ArmTimeout, TriggerMasterHooks -> [master states] -> EmitBarriers
-    -> [acknowledgements] -> WriteMetadata -> [written] -> ReplaceHead -> [replaced] -> NotifyComplete
+    [trigger] -> AssignCheckpointId -> [id] -> ArmTimeout, SnapshotCoordinators, TriggerMasterHooks -> [master states]
+    -> EmitBarriers -> [acknowledgements] -> WriteMetadata -> [written] -> ReplaceHead -> [replaced] -> NotifyComplete
     -> [committed] -> NotifySubsumed, DropSubsumed
 
 The preconditions are checked again when the id has been assigned, and when the hooks have answered.
 
-HEAD advances only when the previous checkpoint has been committed, so a restore from HEAD never loses a committable.
-Savepoints are copies of completed checkpoints, of which the coordinator does not know.
+HEAD advances only when the previous checkpoint has been committed, so a restore from HEAD never loses a committable. A
+plain savepoint ends when its metadata is written: it neither becomes the latest checkpoint nor commits anything.
 """
 
 from __future__ import annotations
@@ -39,10 +39,16 @@ from dagster_flinkpy.checkpoint.coordinator.instructions import (
     NotifySubsumed,
     Rejected,
     ReplaceHead,
+    SnapshotCoordinators,
     TriggerMasterHooks,
     WriteMetadata,
 )
-from dagster_flinkpy.checkpoint.coordinator.messages import CheckpointFailureReason, Subtask
+from dagster_flinkpy.checkpoint.coordinator.messages import (
+    AcknowledgeCheckpoint,
+    CheckpointFailureReason,
+    DeclineCheckpoint,
+    Subtask,
+)
 from dagster_flinkpy.checkpoint.coordinator.pending import AcknowledgeResult, CheckpointPlan, PendingCheckpoint, Stage
 from dagster_flinkpy.checkpoint.coordinator.statistics import CheckpointStatistics, CheckpointStatus
 from dagster_flinkpy.checkpoint.coordinator.stimuli import (
@@ -59,6 +65,7 @@ from dagster_flinkpy.checkpoint.coordinator.stimuli import (
     MetadataWriteFailed,
     MetadataWritten,
     PeriodicTick,
+    Shutdown,
     Stimulus,
     TasksRestarted,
     TimerFired,
@@ -66,7 +73,7 @@ from dagster_flinkpy.checkpoint.coordinator.stimuli import (
     TriggerRequested,
     describe,
 )
-from dagster_flinkpy.checkpoint.metadata import CheckpointMetadata
+from dagster_flinkpy.checkpoint.metadata import CheckpointKind, CheckpointMetadata
 from dagster_flinkpy.common.clock import to_millis
 from dagster_flinkpy.errors import CheckpointError
 
@@ -82,8 +89,8 @@ class CheckpointCoordinator:
     """Takes the checkpoints of one execution attempt.
 
     Args:
-        job_id: Id of the job, for messages.
-        fencing_token: Fencing token of the execution attempt.
+        job_id: Id of the job. Messages of other jobs are ignored.
+        fencing_token: Fencing token of the execution attempt. Messages of other attempts are ignored.
         plan: Which subtasks, coordinators and hooks take part.
         config: When checkpoints are taken.
         restored: The checkpoint that the attempt started from. Its files are never discarded.
@@ -110,6 +117,7 @@ class CheckpointCoordinator:
         self._failures = CheckpointFailureManager(config.tolerable_failed)
         self._running = False
         self._not_running: frozenset[Subtask] = frozenset()
+        self._shut_down: CheckpointFailureReason | None = None
         self._triggering: TriggerRequested | None = None
         self._ids_asked_for = 0
         self._pending: dict[int, PendingCheckpoint] = {}
@@ -183,14 +191,13 @@ class CheckpointCoordinator:
     def _(self, stimulus: TriggerRequested) -> list[Instruction]:
         if refusal := self._refusal(stimulus):
             return [self._reject(refusal)]
-        dropped = self._decider.submit(stimulus)
-        rejected = [] if dropped is None else [self._reject(dropped)]
-        return [*rejected, *self._next_request(stimulus.now_ms)]
+        rejected: list[Instruction] = [self._reject(dropped) for dropped in self._decider.submit(stimulus)]
+        return rejected + self._next_request(stimulus.now_ms)
 
     @_handle.register
     def _(self, stimulus: PeriodicTick) -> list[Instruction]:
         instructions: list[Instruction] = []
-        if self._interval_ms is not None and self._running:
+        if self._interval_ms is not None and self._running and self._shut_down is None:
             instructions.append(ArmPeriodic(stimulus.now_ms + self._interval_ms))
         return instructions + self._handle(TriggerRequested(stimulus.now_ms, periodic=True, request_id="periodic"))
 
@@ -212,10 +219,12 @@ class CheckpointCoordinator:
         self.statistics.record(pending.stats(stimulus.now_ms, CheckpointStatus.IN_PROGRESS))
         expires_ms = stimulus.now_ms + to_millis(self._config.timeout)
         instructions: list[Instruction] = [ArmTimeout(pending.checkpoint_id, expires_ms)]
+        if self._plan.coordinators:
+            instructions.append(SnapshotCoordinators(pending.checkpoint_id, self._plan.coordinators))
         if pending.stage is Stage.TRIGGERING:
             hooks = self._plan.master_hooks
             return [*instructions, TriggerMasterHooks(pending.checkpoint_id, pending.trigger_ms, hooks)]
-        instructions.append(EmitBarriers(pending.checkpoint_id))
+        instructions.append(EmitBarriers(pending.checkpoint_id, self._plan.tasks_to_trigger))
         return instructions + self._next_request(stimulus.now_ms)
 
     @_handle.register
@@ -228,10 +237,10 @@ class CheckpointCoordinator:
             return []
         reason = CheckpointFailureReason.IO_EXCEPTION
         rejected = self._reject(Dropped(request, reason, stimulus.cause))
-        if self._failures.failed(request, reason):
+        if self._failures.failed(None, request, reason):
             message = f"no id is available for a checkpoint: {stimulus.cause}{self._tolerance}"
-            return [rejected, FailJob(None, message)]
-        rejected = replace(rejected, tolerated=not request.stop)
+            return [rejected, FailJob(None, reason, message)]
+        rejected = replace(rejected, tolerated=request.kind is CheckpointKind.CHECKPOINT)
         return [rejected, *self._next_request(stimulus.now_ms)]
 
     @_handle.register
@@ -246,7 +255,7 @@ class CheckpointCoordinator:
         if refusal := self._refusal(pending.request) or self._tasks_missing(pending.request):
             return self._abort(pending, stimulus.now_ms, refusal.reason, refusal.message)
         pending.stage = Stage.COLLECTING
-        emit = EmitBarriers(pending.checkpoint_id)
+        emit = EmitBarriers(pending.checkpoint_id, self._plan.tasks_to_trigger)
         return [emit, *self._next_request(stimulus.now_ms)]
 
     @_handle.register
@@ -277,6 +286,8 @@ class CheckpointCoordinator:
 
     def _refusal(self, request: TriggerRequested) -> Dropped | None:
         """Flink: ``CheckpointCoordinator.preCheckGlobalState``."""
+        if self._shut_down is not None:
+            return Dropped(request, self._shut_down, self._shut_down.value)
         if request.periodic and not (self._running and self._interval_ms is not None):
             reason = CheckpointFailureReason.PERIODIC_SCHEDULER_SHUTDOWN
             return Dropped(request, reason, reason.value)
@@ -287,8 +298,8 @@ class CheckpointCoordinator:
         reason = CheckpointFailureReason.NOT_ALL_REQUIRED_TASKS_RUNNING
         if not self._running:
             return Dropped(request, reason, "the job is not running")
-        missing = next((task for task in self._plan.tasks if task in self._not_running), None)
-        return None if missing is None else Dropped(request, reason, f"task {missing} is not running")
+        missing = self._plan.first_of(self._not_running)
+        return None if missing is None else Dropped(request, reason, f"{missing} is not running")
 
     # --- the job ------------------------------------------------------------------------------------------------------
 
@@ -301,10 +312,15 @@ class CheckpointCoordinator:
                 return []
             delay_ms = self._config.initial_delay_ms(self._interval_ms, f"{self._job_id}/{self._fencing_token}")
             return [ArmPeriodic(stimulus.now_ms + delay_ms)]
-        return self._suspend(stimulus.now_ms)
+        return self._abort_all(stimulus.now_ms, CheckpointFailureReason.CHECKPOINT_COORDINATOR_SUSPEND)
 
-    def _suspend(self, now_ms: int) -> list[Instruction]:
-        reason, requests = CheckpointFailureReason.CHECKPOINT_COORDINATOR_SUSPEND, self._decider.abort_all()
+    @_handle.register
+    def _(self, stimulus: Shutdown) -> list[Instruction]:
+        self._shut_down = stimulus.reason
+        return self._abort_all(stimulus.now_ms, stimulus.reason)
+
+    def _abort_all(self, now_ms: int, reason: CheckpointFailureReason) -> list[Instruction]:
+        requests = self._decider.abort_all()
         if self._triggering is not None:
             requests.insert(0, self._triggering)
             self._triggering = None
@@ -324,18 +340,21 @@ class CheckpointCoordinator:
 
     @_handle.register
     def _(self, stimulus: Acknowledge) -> list[Instruction]:
-        task, state = stimulus.task, stimulus.state
-        if task.subtask != state.index:
-            raise self._error(f"{task} sent the state of subtask {state.index}")
-        pending = self._awaited(stimulus.checkpoint_id)
+        message = stimulus.message
+        if (message.job_id, message.fencing_token) != (self._job_id, self._fencing_token):
+            self._story.append(f"  ignored: job {message.job_id!r}, fencing token {message.fencing_token}")
+            return []
+        if message.subtask != message.state.index:
+            raise self._error(f"{_task(message)} sent the state of subtask {message.state.index}")
+        pending = self._awaited(message.checkpoint_id)
         if pending is None:
-            known = stimulus.checkpoint_id in self._recent
+            known = message.checkpoint_id in self._recent
             result = AcknowledgeResult.DISCARDED if known else AcknowledgeResult.UNKNOWN
         else:
-            result = pending.acknowledge(task, state)
+            result = pending.acknowledge(Subtask(message.uid, message.subtask), message.state)
         self._story.append(f"  {result.value}")
         if result in (AcknowledgeResult.DISCARDED, AcknowledgeResult.UNKNOWN):
-            self._files.discard(state.files())
+            self._files.discard(message.state.files())
         if pending is None or result is not AcknowledgeResult.SUCCESS:
             return []
         if pending.checkpoint_id in self._pending:
@@ -360,19 +379,24 @@ class CheckpointCoordinator:
             self._files.hand_over(pending.checkpoint_id, pending.files())
         pending.stage = Stage.WRITING_METADATA
         states = pending.states(), pending.coordinator_states(), pending.master_states()
-        return [follows(pending.checkpoint_id, pending.trigger_ms, *states)]
+        return [follows(pending.checkpoint_id, pending.request.kind, pending.trigger_ms, *states)]
 
     @_handle.register
     def _(self, stimulus: Decline) -> list[Instruction]:
-        checkpoint_id, task = stimulus.checkpoint_id, stimulus.task
-        pending = self._pending.get(checkpoint_id)
+        message = stimulus.message
+        if (message.job_id, message.fencing_token) != (self._job_id, self._fencing_token):
+            self._story.append(f"  ignored: job {message.job_id!r}, fencing token {message.fencing_token}")
+            return []
+        pending = self._pending.get(message.checkpoint_id)
         if pending is None:
-            self._story.append("  late" if checkpoint_id in self._recent else "  unknown")
+            self._story.append("  late" if message.checkpoint_id in self._recent else "  unknown")
             return []
         if not pending.can_abort:
-            raise self._error(f"{task} declined checkpoint {checkpoint_id}, which all tasks had acknowledged")
-        detail = f"{task}: {stimulus.message or stimulus.reason.value}"
-        return self._abort(pending, stimulus.now_ms, stimulus.reason, detail, by_task=True)
+            raise self._error(
+                f"{_task(message)} declined checkpoint {message.checkpoint_id}, which all tasks had acknowledged"
+            )
+        detail = message.cause.get("message", message.reason.value)
+        return self._abort(pending, stimulus.now_ms, message.reason, f"{_task(message)}: {detail}", by_task=True)
 
     @_handle.register
     def _(self, stimulus: AcknowledgedLate) -> list[Instruction]:
@@ -404,13 +428,13 @@ class CheckpointCoordinator:
         if self._pending:
             return []  # it has a timeout of its own
         self.statistics.record_failure()
-        if not self._failures.failed(late.request, CheckpointFailureReason.CHECKPOINT_EXPIRED):
+        if not self._failures.failed(None, late.request, CheckpointFailureReason.CHECKPOINT_EXPIRED):
             return []
         n = min(self._late)
         message = (
             f"no checkpoint is possible: {self._late[n].answers} checkpoint {n}, which has expired{self._tolerance}"
         )
-        return [*map(CancelSparkJob, self._late), FailJob(n, message)]
+        return [*map(CancelSparkJob, self._late), FailJob(n, CheckpointFailureReason.CHECKPOINT_EXPIRED, message)]
 
     # --- completing ---------------------------------------------------------------------------------------------------
 
@@ -419,6 +443,9 @@ class CheckpointCoordinator:
         if stimulus.checkpoint_id in self._recent:
             return []  # it was subsumed in the meantime
         pending = self._in_stage(stimulus.checkpoint_id, Stage.WRITING_METADATA)
+        if pending.request.kind is CheckpointKind.SAVEPOINT and not pending.request.stop:
+            self._succeeded(pending, stimulus.now_ms)
+            return self._next_request(stimulus.now_ms)
         pending.stage = Stage.AWAITING_HEAD
         return self._move_head()
 
@@ -434,7 +461,7 @@ class CheckpointCoordinator:
             self._files.keep(pending.files())
             self.statistics.record(pending.stats(stimulus.now_ms, CheckpointStatus.FAILED, reason))
             message = f"it is unknown whether checkpoint {pending.checkpoint_id} is complete: {stimulus.cause}"
-            return [FailJob(pending.checkpoint_id, message)]
+            return [FailJob(pending.checkpoint_id, reason, message)]
         instructions = self._abort(
             pending, stimulus.now_ms, reason, stimulus.cause, discard=not stimulus.unknown_outcome
         )
@@ -443,17 +470,14 @@ class CheckpointCoordinator:
     @_handle.register
     def _(self, stimulus: HeadReplaced) -> list[Instruction]:
         pending = self._in_stage(stimulus.checkpoint_id, Stage.REPLACING_HEAD)
-        self._remove(pending)
-        self._failures.succeeded()
-        self.statistics.record(pending.stats(stimulus.now_ms, CheckpointStatus.COMPLETED))
-        self._last_completion_ms = stimulus.now_ms
+        self._succeeded(pending, stimulus.now_ms)
         self._files.completed(pending.checkpoint_id, pending.files())
         self._completed.append(pending.checkpoint_id)
         self._committing = pending.checkpoint_id
         instructions: list[Instruction] = []
         # Flink: dropSubsumedCheckpoints
         for older in list(self._pending.values()):
-            if older.checkpoint_id < pending.checkpoint_id and not older.request.stop:
+            if older.checkpoint_id < pending.checkpoint_id and older.request.kind is CheckpointKind.CHECKPOINT:
                 instructions += self._abort(
                     older,
                     stimulus.now_ms,
@@ -461,7 +485,9 @@ class CheckpointCoordinator:
                     discard=older.can_abort,
                     promote=False,
                 )
-        instructions.append(NotifyComplete(pending.checkpoint_id))
+        instructions.append(
+            NotifyComplete(self._job_id, pending.checkpoint_id, self._fencing_token, self._plan.tasks_to_commit)
+        )
         return instructions + self._next_request(stimulus.now_ms)
 
     @_handle.register
@@ -473,7 +499,8 @@ class CheckpointCoordinator:
         instructions: list[Instruction] = []
         dropped = [self._completed.popleft() for _ in range(len(self._completed) - self._config.num_retained)]
         if dropped:
-            instructions += [NotifySubsumed(dropped[-1]), DropSubsumed(tuple(dropped))]
+            subsumed = NotifySubsumed(self._job_id, dropped[-1], self._fencing_token, self._plan.tasks_to_commit)
+            instructions += [subsumed, DropSubsumed(tuple(dropped))]
         return instructions + self._move_head()
 
     def _move_head(self) -> list[Instruction]:
@@ -488,6 +515,12 @@ class CheckpointCoordinator:
 
     # --- shared -------------------------------------------------------------------------------------------------------
 
+    def _succeeded(self, pending: PendingCheckpoint, now_ms: int) -> None:
+        self._remove(pending)
+        self._failures.succeeded(pending.checkpoint_id)
+        self.statistics.record(pending.stats(now_ms, CheckpointStatus.COMPLETED))
+        self._last_completion_ms = now_ms
+
     def _abort(
         self,
         pending: PendingCheckpoint,
@@ -501,8 +534,8 @@ class CheckpointCoordinator:
     ) -> list[Instruction]:
         """Aborts a checkpoint. Its files go only if nothing else names them; one that a task declined is retried."""
         self._remove(pending)
-        failed = self._failures.failed(pending.request, reason, by_task=by_task)
-        tolerated = not failed and reason in LOSES_NOTHING and not pending.request.stop
+        failed = self._failures.failed(pending.checkpoint_id, pending.request, reason, by_task=by_task)
+        tolerated = not failed and reason in LOSES_NOTHING and pending.request.kind is CheckpointKind.CHECKPOINT
         collecting = pending.stage is Stage.COLLECTING
         if goes_on := tolerated and collecting and reason is CheckpointFailureReason.CHECKPOINT_EXPIRED:
             self._late[pending.checkpoint_id] = pending
@@ -516,16 +549,18 @@ class CheckpointCoordinator:
         instructions: list[Instruction] = []
         if collecting and not goes_on and reason is not CheckpointFailureReason.CHECKPOINT_SUBSUMED:
             instructions.append(CancelSparkJob(pending.checkpoint_id))
-        instructions.append(NotifyAborted(pending.checkpoint_id, reason, tolerated))
+        instructions.append(NotifyAborted(self._job_id, pending.checkpoint_id, self._fencing_token, reason, tolerated))
         if failed:
             message = f"checkpoint {pending.checkpoint_id} failed: {detail or reason.value}{self._tolerance}"
             instructions += [] if self._pending else map(CancelSparkJob, self._late)  # nothing takes over from them
-            return [*instructions, FailJob(pending.checkpoint_id, message)]
+            return [*instructions, FailJob(pending.checkpoint_id, reason, message)]
         if not promote:
             return instructions
         more_recent = any(other.trigger_ms >= pending.trigger_ms for other in self._pending.values())
         if by_task and not more_recent and not self._decider.queued and self._triggering is None:
-            return instructions + self._handle(replace(pending.request, now_ms=now_ms))
+            if pending.request.kind is CheckpointKind.CHECKPOINT:
+                instructions += self._handle(replace(pending.request, now_ms=now_ms))
+            return instructions
         return instructions + self._next_request(now_ms)
 
     @property
@@ -556,3 +591,7 @@ class CheckpointCoordinator:
     def _error(self, message: str) -> CheckpointError:
         story = "\n    ".join(self._story)
         return CheckpointError(f"{message}\n  Last events of job {self._job_id!r}:\n    {story}")
+
+
+def _task(message: AcknowledgeCheckpoint | DeclineCheckpoint) -> str:
+    return f"{message.uid}[{message.subtask}]"

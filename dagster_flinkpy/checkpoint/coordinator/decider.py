@@ -7,8 +7,11 @@ from dataclasses import dataclass
 
 from dagster_flinkpy.checkpoint.coordinator.messages import CheckpointFailureReason
 from dagster_flinkpy.checkpoint.coordinator.stimuli import TriggerRequested
+from dagster_flinkpy.checkpoint.metadata import CheckpointKind
 
-__all__ = ["CheckpointRequestDecider", "Dropped"]
+__all__ = ["MAX_QUEUED_REQUESTS", "CheckpointRequestDecider", "Dropped"]
+
+MAX_QUEUED_REQUESTS = 1000
 
 
 @dataclass(frozen=True)
@@ -23,7 +26,7 @@ class Dropped:
 
 
 class CheckpointRequestDecider:
-    """A queue. The periodic request is the last, and waits until few checkpoints are pending; others do not.
+    """A queue in order of priority: savepoints, forced requests, requests of people, then the oldest.
 
     Args:
         max_concurrent: How many checkpoints may be pending at once.
@@ -40,13 +43,20 @@ class CheckpointRequestDecider:
         """Returns how many requests are waiting."""
         return len(self._queue)
 
-    def submit(self, request: TriggerRequested) -> Dropped | None:
-        """Queues a request. A second periodic one is dropped, because it would ask for the same checkpoint."""
+    def submit(self, request: TriggerRequested) -> list[Dropped]:
+        """Queues a request, and returns the requests that had to be dropped.
+
+        At most one periodic request is queued: a second one would ask for the same checkpoint.
+        """
         if request.periodic and any(queued.periodic for queued in self._queue):
-            reason = CheckpointFailureReason.TOO_MANY_CHECKPOINT_REQUESTS
-            return Dropped(request, reason, "a periodic checkpoint is already queued")
-        insort(self._queue, request, key=lambda queued: queued.periodic)
-        return None
+            return [_no_room(request, "a periodic checkpoint is already queued")]
+        insort(self._queue, request, key=_priority)
+        if len(self._queue) <= MAX_QUEUED_REQUESTS:
+            return []
+        # Requests of people stay. A periodic request makes room; if there is none, the new request is dropped.
+        last = self._queue[-1] if self._queue[-1].periodic else request
+        self._queue.remove(last)
+        return [_no_room(last, f"{MAX_QUEUED_REQUESTS} requests are queued")]
 
     def choose(
         self, now_ms: int, *, pending: int, triggering: bool, last_completion_ms: int | None
@@ -62,9 +72,14 @@ class CheckpointRequestDecider:
         Returns:
             The request to carry out, the dropped request, or None if all requests have to wait.
         """
-        if triggering or not self._queue or (self._queue[0].periodic and pending >= self._max_concurrent):
+        if triggering or not self._queue:
             return None
-        first = self._queue.pop(0)
+        first = self._queue[0]
+        if first.forced:
+            return self._queue.pop(0)
+        if pending >= self._max_concurrent:
+            return None
+        self._queue.pop(0)
         if first.periodic and last_completion_ms is not None and now_ms < last_completion_ms + self._min_pause_ms:
             return Dropped(
                 first,
@@ -79,3 +94,11 @@ class CheckpointRequestDecider:
         """Empties the queue and returns what was in it."""
         aborted, self._queue = self._queue, []
         return aborted
+
+
+def _priority(request: TriggerRequested) -> tuple[bool, bool, bool, int]:
+    return request.kind is not CheckpointKind.SAVEPOINT, not request.forced, request.periodic, request.now_ms
+
+
+def _no_room(request: TriggerRequested, message: str) -> Dropped:
+    return Dropped(request, CheckpointFailureReason.TOO_MANY_CHECKPOINT_REQUESTS, message)

@@ -6,6 +6,7 @@ from collections.abc import Iterable
 
 from dagster_flinkpy.checkpoint.coordinator.messages import CheckpointFailureReason
 from dagster_flinkpy.checkpoint.coordinator.stimuli import TriggerRequested
+from dagster_flinkpy.checkpoint.metadata import CheckpointKind
 
 __all__ = ["LOSES_NOTHING", "CheckpointFailureManager", "DiscardedFiles"]
 
@@ -41,15 +42,25 @@ class CheckpointFailureManager:
 
     def __init__(self, tolerable: int) -> None:
         self._tolerable = tolerable
-        self._failed = 0
+        self._failed: set[int] = set()
+        self._failed_without_id = 0
+        self._last_success = 0
 
-    def failed(self, request: TriggerRequested, reason: CheckpointFailureReason, *, by_task: bool = False) -> bool:
-        """Counts the failure of a checkpoint.
+    def failed(
+        self,
+        checkpoint_id: int | None,
+        request: TriggerRequested,
+        reason: CheckpointFailureReason,
+        *,
+        by_task: bool = False,
+    ) -> bool:
+        """Counts a failure, once per checkpoint, and only if it is later than the last success.
 
-        If a task could not take the one that the job was to stop with, the job fails at once. If the driver could not,
-        that does not count, because the caller gets the error.
+        If the driver could not take a savepoint, that does not count, because the caller gets the error. If a task
+        could not take it, it counts; and if the job was to stop with it, the job fails at once.
 
         Args:
+            checkpoint_id: Id of the checkpoint, or None if it failed before it had one.
             request: The request for the checkpoint.
             reason: The reason of the failure.
             by_task: Whether a task reported the failure, not the driver.
@@ -57,17 +68,30 @@ class CheckpointFailureManager:
         Returns:
             Whether there are now more failures than tolerated. If so, the count starts again.
         """
-        if request.stop:
-            return by_task
-        self._failed += reason in _COUNTED
-        if self._failed <= self._tolerable:
+        if request.kind is CheckpointKind.SAVEPOINT and not by_task:
             return False
-        self._failed = 0
+        if request.stop and by_task:
+            return True
+        if reason not in _COUNTED or (checkpoint_id is not None and checkpoint_id <= self._last_success):
+            return False
+        if checkpoint_id is None:
+            self._failed_without_id += 1
+        else:
+            self._failed.add(checkpoint_id)
+        if len(self._failed) + self._failed_without_id <= self._tolerable:
+            return False
+        self._clear()
         return True
 
-    def succeeded(self) -> None:
-        """Resets the count."""
-        self._failed = 0
+    def succeeded(self, checkpoint_id: int) -> None:
+        """Resets the count, unless a later checkpoint has already succeeded."""
+        if checkpoint_id > self._last_success:
+            self._last_success = checkpoint_id
+            self._clear()
+
+    def _clear(self) -> None:
+        self._failed.clear()
+        self._failed_without_id = 0
 
 
 class DiscardedFiles:

@@ -6,7 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from dagster_flinkpy.checkpoint.coordinator.messages import CheckpointFailureReason
+from dagster_flinkpy.checkpoint.coordinator.messages import CheckpointFailureReason, Subtask
+from dagster_flinkpy.checkpoint.metadata import CheckpointKind
 from dagster_flinkpy.checkpoint.operator_states import SubtaskState
 
 __all__ = [
@@ -25,6 +26,7 @@ __all__ = [
     "NotifySubsumed",
     "Rejected",
     "ReplaceHead",
+    "SnapshotCoordinators",
     "TriggerMasterHooks",
     "WriteMetadata",
 ]
@@ -69,6 +71,17 @@ class ArmTimeout(Instruction):
 
 
 @dataclass(frozen=True)
+class SnapshotCoordinators(Instruction):
+    """Snapshot the coordinators of these operators; answer with one ``CoordinatorSnapshotted`` for each.
+
+    A split enumerator takes its snapshot when it has received the offsets of the epoch, so after the acknowledgements.
+    """
+
+    checkpoint_id: int
+    uids: tuple[str, ...]
+
+
+@dataclass(frozen=True)
 class TriggerMasterHooks(Instruction):
     """Call these hooks; answer with one ``MasterStateCollected`` or ``MasterHookFailed`` for each."""
 
@@ -80,9 +93,10 @@ class TriggerMasterHooks(Instruction):
 
 @dataclass(frozen=True)
 class EmitBarriers(Instruction):
-    """Insert the barrier at the sources (Flink: ``TriggerCheckpoint``)."""
+    """Insert the barrier at these source tasks (Flink: ``TriggerCheckpoint``)."""
 
     checkpoint_id: int
+    tasks: tuple[Subtask, ...]
 
 
 @dataclass(frozen=True)
@@ -97,6 +111,7 @@ class WriteMetadata(Instruction):
     """All have acknowledged: write ``_metadata``; answer with ``MetadataWritten`` or ``MetadataWriteFailed``."""
 
     checkpoint_id: int
+    kind: CheckpointKind
     trigger_ms: int
     states: Mapping[str, tuple[SubtaskState, ...]]
     """The states of an operator's subtasks, in their order, by uid."""
@@ -120,16 +135,23 @@ class ReplaceHead(Instruction):
 
 @dataclass(frozen=True)
 class NotifyComplete(Instruction):
-    """Commit what tasks prepared; answer with ``CommitFinished``, even if that is nothing."""
+    """Commit what these tasks prepared; answer with ``CommitFinished``, even if there are no tasks."""
 
+    job_id: str
     checkpoint_id: int
+    fencing_token: int
+    """Fencing token of the execution attempt."""
+    tasks: tuple[Subtask, ...]
 
 
 @dataclass(frozen=True)
 class NotifyAborted(Instruction):
     """The checkpoint will never complete: abort what its tasks prepared, unless the failure is tolerated."""
 
+    job_id: str
     checkpoint_id: int
+    fencing_token: int
+    """Fencing token of the execution attempt."""
     reason: CheckpointFailureReason
     tolerated: bool = False
     """Whether nothing is lost, and the job goes on: the next checkpoint takes over what the tasks have prepared, and
@@ -140,7 +162,11 @@ class NotifyAborted(Instruction):
 class NotifySubsumed(Instruction):
     """This completed checkpoint and all earlier ones will no longer be restored."""
 
+    job_id: str
     checkpoint_id: int
+    fencing_token: int
+    """Fencing token of the execution attempt."""
+    tasks: tuple[Subtask, ...]
 
 
 @dataclass(frozen=True)
@@ -163,4 +189,5 @@ class FailJob(Instruction):
 
     checkpoint_id: int | None
     """Id of the last failed checkpoint; None if it failed before it had one."""
+    reason: CheckpointFailureReason
     message: str

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 from enum import Enum
 from typing import Any
@@ -10,7 +10,6 @@ from typing import Any
 from dagster_flinkpy.checkpoint.coordinator.messages import CheckpointFailureReason, Subtask
 from dagster_flinkpy.checkpoint.coordinator.statistics import CheckpointStats, CheckpointStatus
 from dagster_flinkpy.checkpoint.coordinator.stimuli import TriggerRequested
-from dagster_flinkpy.checkpoint.metadata import CheckpointKind
 from dagster_flinkpy.checkpoint.operator_states import SubtaskState
 
 __all__ = ["AcknowledgeResult", "CheckpointPlan", "PendingCheckpoint", "Stage"]
@@ -20,12 +19,28 @@ __all__ = ["AcknowledgeResult", "CheckpointPlan", "PendingCheckpoint", "Stage"]
 class CheckpointPlan:
     """Who takes part in a checkpoint (Flink: ``CheckpointPlan``)."""
 
-    tasks: tuple[Subtask, ...]
+    tasks_to_trigger: tuple[Subtask, ...]
+    """The sources' subtasks, which emit the barrier."""
+    tasks_to_wait_for: tuple[Subtask, ...]
     """All subtasks, which acknowledge the checkpoint."""
+    tasks_to_commit: tuple[Subtask, ...]
+    """The subtasks that are notified of the completion."""
     coordinators: tuple[str, ...] = ()
     """Uids of the operators with a coordinator, such as a source's split enumerator."""
     master_hooks: tuple[str, ...] = ()
     """Identifiers of the job's master hooks."""
+
+    def first_of(self, tasks: Collection[Subtask]) -> str | None:
+        """Returns one of the tasks that takes part, and what it does, in words for people; None if none does."""
+        for purpose, own in (
+            ("triggering", self.tasks_to_trigger),
+            ("acknowledging", self.tasks_to_wait_for),
+            ("committing", self.tasks_to_commit),
+        ):
+            for task in own if tasks else ():
+                if task in tasks:
+                    return f"{purpose} task {task.uid}[{task.subtask}]"
+        return None
 
 
 class AcknowledgeResult(Enum):
@@ -65,8 +80,8 @@ class PendingCheckpoint:
         self.request = request
         self.trigger_ms = trigger_ms
         self.stage = Stage.TRIGGERING if plan.master_hooks else Stage.COLLECTING
-        self._number_of_tasks = len(plan.tasks)
-        self._missing_tasks = set(plan.tasks)
+        self._number_of_tasks = len(plan.tasks_to_wait_for)
+        self._missing_tasks = set(plan.tasks_to_wait_for)
         self._missing_coordinators = set(plan.coordinators)
         self._hooks = frozenset(plan.master_hooks)
         self._missing_hooks = set(plan.master_hooks)
@@ -154,7 +169,7 @@ class PendingCheckpoint:
         """Returns how it is, for the statistics."""
         return CheckpointStats(
             checkpoint_id=self.checkpoint_id,
-            kind=CheckpointKind.SAVEPOINT if self.request.stop else CheckpointKind.CHECKPOINT,
+            kind=self.request.kind,
             status=status,
             trigger_ms=self.trigger_ms,
             duration_ms=now_ms - self.trigger_ms,

@@ -6,9 +6,14 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any
 
-from dagster_flinkpy.checkpoint.coordinator.messages import CheckpointFailureReason, Subtask
+from dagster_flinkpy.checkpoint.coordinator.messages import (
+    AcknowledgeCheckpoint,
+    CheckpointFailureReason,
+    DeclineCheckpoint,
+    Subtask,
+)
 from dagster_flinkpy.checkpoint.coordinator.timeline import CheckpointPhases
-from dagster_flinkpy.checkpoint.operator_states import SubtaskState
+from dagster_flinkpy.checkpoint.metadata import CheckpointKind
 
 __all__ = [
     "Acknowledge",
@@ -24,6 +29,7 @@ __all__ = [
     "MetadataWriteFailed",
     "MetadataWritten",
     "PeriodicTick",
+    "Shutdown",
     "Stimulus",
     "TasksRestarted",
     "TimerFired",
@@ -43,12 +49,15 @@ class Stimulus:
 
 @dataclass(frozen=True)
 class TriggerRequested(Stimulus):
-    """Requests a checkpoint."""
+    """Requests a checkpoint or savepoint."""
 
+    kind: CheckpointKind = CheckpointKind.CHECKPOINT
     periodic: bool = False
-    """Whether the interval asks for it. If not, neither the limit of concurrent checkpoints nor the pause counts."""
+    """Whether the interval asks for it, not a person."""
+    forced: bool = False
+    """Whether to ignore the limit of concurrent checkpoints and the pause between them (Flink: ``isForce``)."""
     stop: bool = False
-    """Whether the job stops with it. It is kept as a savepoint, too."""
+    """Whether the job stops with this savepoint. If so, it also completes as a checkpoint, and sinks commit."""
     request_id: str = ""
     """Identifies the request in ``AssignCheckpointId`` and ``Rejected``."""
 
@@ -93,10 +102,7 @@ class MasterHookFailed(Stimulus):
 
 @dataclass(frozen=True)
 class CoordinatorSnapshotted(Stimulus):
-    """The coordinator of an operator has taken its snapshot; before or after the acknowledgements.
-
-    A split enumerator takes it when it has received the offsets of the epoch, so after the acknowledgements.
-    """
+    """Answers ``SnapshotCoordinators``, once per operator; before or after the acknowledgements."""
 
     checkpoint_id: int
     uid: str
@@ -108,20 +114,14 @@ class CoordinatorSnapshotted(Stimulus):
 class Acknowledge(Stimulus):
     """A task's snapshot is durable."""
 
-    checkpoint_id: int
-    task: Subtask
-    state: SubtaskState
+    message: AcknowledgeCheckpoint
 
 
 @dataclass(frozen=True)
 class Decline(Stimulus):
     """A task cannot take part."""
 
-    checkpoint_id: int
-    task: Subtask
-    reason: CheckpointFailureReason
-    message: str = ""
-    """What went wrong. Default: what the reason says."""
+    message: DeclineCheckpoint
 
 
 @dataclass(frozen=True)
@@ -195,10 +195,18 @@ class JobStatusChanged(Stimulus):
     """The tasks that are not running although the job is."""
 
 
+@dataclass(frozen=True)
+class Shutdown(Stimulus):
+    """Shuts the coordinator down."""
+
+    reason: CheckpointFailureReason = CheckpointFailureReason.CHECKPOINT_COORDINATOR_SHUTDOWN
+
+
 def describe(stimulus: Stimulus) -> str:
     """Describes a stimulus in one line, without states and other large values, of which it has the types."""
     if isinstance(stimulus, Acknowledge | Decline):
-        what = f"checkpoint_id={stimulus.checkpoint_id} {stimulus.task}"
+        message = stimulus.message
+        what = f"checkpoint_id={message.checkpoint_id} {message.uid}[{message.subtask}]"
     elif isinstance(stimulus, CoordinatorSnapshotted):
         what = f"checkpoint_id={stimulus.checkpoint_id} {stimulus.uid}"
     elif isinstance(stimulus, TasksRestarted):

@@ -84,6 +84,9 @@ def reason_to_wait(status: JobAtTick, policy: CheckpointPolicy, now_ms: int) -> 
     The order is that of Flink's ``CheckpointRequestDecider``, with a run in place of a pending checkpoint. A run that
     runs on is no reason to wait.
     """
+    from dagster_flinkpy.checkpoint.coordinator.decider import CheckpointRequestDecider, Dropped
+    from dagster_flinkpy.checkpoint.coordinator.stimuli import TriggerRequested
+
     job = f"Job {status.job_id}"
     if status.stopped:
         return f"{job} was stopped with a savepoint. Restore a savepoint to continue it."
@@ -97,12 +100,14 @@ def reason_to_wait(status: JobAtTick, policy: CheckpointPolicy, now_ms: int) -> 
     interval_ms = to_millis(policy.interval)
     if status.last_trigger_ms is not None and now_ms < status.last_trigger_ms + interval_ms and not status.active:
         return f"{job}: the next checkpoint is due in {_span(status.last_trigger_ms + interval_ms - now_ms)}."
-    if status.active:
+    decider = CheckpointRequestDecider(max_concurrent=1, min_pause_ms=to_millis(policy.min_pause))
+    decider.submit(TriggerRequested(now_ms, periodic=True))
+    choice = decider.choose(
+        now_ms, pending=len(status.active), triggering=False, last_completion_ms=status.last_completion_ms
+    )
+    if choice is None:
         return f"{job}: run {status.active[0]} is still working on it."
-    completed_ms, pause_ms = status.last_completion_ms, to_millis(policy.min_pause)
-    if completed_ms is not None and now_ms < completed_ms + pause_ms:
-        return f"{job}: the last checkpoint completed {now_ms - completed_ms} ms ago, and min_pause is {pause_ms} ms."
-    return None
+    return f"{job}: {choice.message}." if isinstance(choice, Dropped) else None
 
 
 def build_checkpoint_sensor(
@@ -174,6 +179,8 @@ def build_checkpoint_sensor(
     )
     def checkpoint_sensor(context: SensorEvaluationContext) -> SensorResult:
         storage = getattr(context.resources, checkpoint_storage_resource_key).location()
+        from dagster_flinkpy.orchestration.sensors.checkpoint_sensor import _CheckpointRequests
+
         asked = _CheckpointRequests(context.cursor, f"Dagster sensor {sensor_name}")
         time = LookTime(len(targets))
 

@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from dagster_flinkpy.checkpoint.coordinator.checkpoint_contents import CheckpointContents
 from dagster_flinkpy.checkpoint.coordinator.coordinator import CheckpointCoordinator
 from dagster_flinkpy.checkpoint.coordinator.stimuli import PeriodicTick, Stimulus, TriggerRequested
+from dagster_flinkpy.checkpoint.metadata import CheckpointKind
 from dagster_flinkpy.common.clock import to_millis
 from dagster_flinkpy.runtime.master.epoch_request import EpochKind, EpochRequest
 from dagster_flinkpy.runtime.master.epoch_sequence import EpochSequence
@@ -111,7 +112,8 @@ class EpochSchedule:
 
     def trigger(self, request: EpochRequest) -> Stimulus:
         """Returns what triggers the next checkpoint of a request."""
-        return TriggerRequested(self._turn.now_ms, stop=request.stop, request_id=self._owner)
+        kind = CheckpointKind.SAVEPOINT if request.stop else CheckpointKind.CHECKPOINT
+        return TriggerRequested(self._turn.now_ms, kind, forced=True, stop=request.stop, request_id=self._owner)
 
     def on_looked(self) -> bool:
         """A region has looked for input. Returns whether all have, and one has found some."""

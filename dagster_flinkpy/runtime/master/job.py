@@ -292,7 +292,7 @@ class JobAttempt(AttemptRuns):
         coordinator = CheckpointCoordinator(
             self.config.job_id,
             self._attempt.token,
-            regions.checkpoint_plan(self._hooks.identifiers),
+            regions.checkpoint_plan(self._transactions.committers.uids, self._hooks.identifiers),
             self.config.checkpointing,
             restored=start,
             retained=self._attempt.head.retained,

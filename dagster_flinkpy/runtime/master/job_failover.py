@@ -25,8 +25,7 @@ from copy import copy
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
-from dagster_flinkpy.checkpoint.coordinator.messages import CheckpointFailureReason, Subtask
-from dagster_flinkpy.checkpoint.coordinator.stimuli import Decline
+from dagster_flinkpy.checkpoint.coordinator.messages import CheckpointFailureReason, DeclineCheckpoint, Subtask
 from dagster_flinkpy.checkpoint.metadata import CheckpointMetadata
 from dagster_flinkpy.checkpoint.operator_states import EXCHANGE_FOLDER
 from dagster_flinkpy.common.job_status import JobStatus
@@ -259,12 +258,13 @@ class JobFailover:
             graph.suspend()
 
 
-def declined(
-    now_ms: int, region: RegionState, checkpoint_id: int, task: Subtask | None, error: FlinkPyError
-) -> Decline:
-    """Returns the stimulus that a checkpoint failed in a region; ``task`` is None if the driver raised the error."""
+def declined(region: RegionState, checkpoint_id: int, task: Subtask | None, error: FlinkPyError) -> DeclineCheckpoint:
+    """Returns the message that a checkpoint failed in a region; ``task`` is None if the driver raised the error."""
+    where, planner = task or region.planner.tasks[0], region.planner
+    cause = {"type": type(error).__name__, "message": message_of(error)}
     reason = CheckpointFailureReason.CHECKPOINT_DECLINED
-    return Decline(now_ms, checkpoint_id, task or region.planner.tasks[0], reason, message_of(error))
+    job_id, token = planner.config.job_id, planner.fencing_token
+    return DeclineCheckpoint(job_id, checkpoint_id, token, where.uid, where.subtask, reason, cause)
 
 
 def _numbers(regions: Collection[int]) -> str:

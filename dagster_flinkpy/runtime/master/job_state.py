@@ -19,7 +19,7 @@ from functools import singledispatchmethod
 from dagster_flinkpy.checkpoint.coordinator import instructions, stimuli
 from dagster_flinkpy.checkpoint.coordinator.checkpoint_contents import CheckpointContents
 from dagster_flinkpy.checkpoint.coordinator.coordinator import CheckpointCoordinator
-from dagster_flinkpy.checkpoint.coordinator.messages import CheckpointFailureReason
+from dagster_flinkpy.checkpoint.coordinator.messages import AcknowledgeCheckpoint, CheckpointFailureReason
 from dagster_flinkpy.checkpoint.metadata import CheckpointMetadata
 from dagster_flinkpy.common.clock import to_millis
 from dagster_flinkpy.errors import (
@@ -403,8 +403,10 @@ class JobState:
         """Passes the acknowledgements of tasks and enumerators of a region to the coordinator, one by one."""
         self.chain.take(region.number, acknowledged)
         now, planner, checkpoint_id = self._turn.now_ms, region.planner, acknowledged.checkpoint_id
+        job_id, token = planner.config.job_id, planner.fencing_token
         for task, state in acknowledged.states.items():
-            self._drive(stimuli.Acknowledge(now, checkpoint_id, task, state))
+            message = AcknowledgeCheckpoint(job_id, checkpoint_id, token, task.uid, task.subtask, state)
+            self._drive(stimuli.Acknowledge(now, message))
         for uid, position in (*planner.coordinator_states(checkpoint_id).items(), *acknowledged.in_flight):
             self._drive(stimuli.CoordinatorSnapshotted(now, checkpoint_id, uid, position))
 
@@ -417,7 +419,7 @@ class JobState:
         if not again:
             region.on_failed()
             self._causes[first] = error
-            self._drive(declined(now, region, first, ended.task, error))
+            self._drive(stimuli.Decline(now, declined(region, first, ended.task, error)))
             self.fail(error, first)
             return
         for checkpoint_id in [number for number in self._timeouts if number >= first]:
@@ -483,6 +485,8 @@ class JobState:
             case instructions.ArmTimeout(checkpoint_id=checkpoint_id, at_ms=at_ms):
                 self._timeouts[checkpoint_id] = at_ms
                 self._tell(instruction)
+            case instructions.SnapshotCoordinators():
+                pass  # the enumerators are asked with the tasks of their regions
             case instructions.EmitBarriers(checkpoint_id=checkpoint_id):
                 if self.failure is None:
                     self.schedule.deploy(checkpoint_id, takes_over=self.chain.outputs.waiting)

@@ -87,7 +87,7 @@ class Job:
         self.made = JobRegions(graph, self.config, 1, None, None, None, session, Watchdog(timedelta(minutes=1)), print)
         self.failover = JobFailover(self.made.graphs, self.made.edges, self.config, lambda: self.now, print)
         self.contents = CheckpointContents(graph, "job", 1, None)
-        coordinator = CheckpointCoordinator("job", 1, self.made.checkpoint_plan(()), self.config.checkpointing)
+        coordinator = CheckpointCoordinator("job", 1, self.made.checkpoint_plan((), ()), self.config.checkpointing)
         regions, requests = self.made.states(self.failover.graph, turn), TakenRequests(10**6)
         self.state = JobState(
             coordinator,

@@ -76,7 +76,7 @@ class CompletionChain:
             self._turn.now_ms,
             metadata.checkpoint_id,
             unknown_outcome=False,
-            cause=f"{failure.task}: {failure.error}",
+            cause=f"{failure.task.uid}[{failure.task.subtask}]: {failure.error}",
             reason=CheckpointFailureReason.CHECKPOINT_ASYNC_EXCEPTION,
         )
         return Outcome(self._turn.now_ms, failed, failure.error)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 
@@ -99,14 +99,16 @@ class JobRegions:
             regions.append(RegionState(planner, before, graph, turn))
         return regions
 
-    def checkpoint_plan(self, master_hooks: tuple[str, ...]) -> CheckpointPlan:
+    def checkpoint_plan(self, sinks: Sequence[str], master_hooks: tuple[str, ...]) -> CheckpointPlan:
         """Returns who takes part in the checkpoints of the job."""
-        tasks = tuple(Subtask(v.uid, i) for v in self._graph.vertices for i in range(v.parallelism))
+        tasks = {v.uid: tuple(Subtask(v.uid, i) for i in range(v.parallelism)) for v in self._graph.vertices}
         sources = tuple(uid for planner in self.planners for uid in planner.splits.uids)
         edges = tuple(uid for planner in self.planners for uid in planner.edge_sources)
         functions = tuple(uid for planner in self.planners for uid in planner.coordinators.uids)
         return CheckpointPlan(
-            tasks=tasks,
+            tasks_to_trigger=tuple(t for uid in sources for t in tasks[uid]),
+            tasks_to_wait_for=tuple(t for each in tasks.values() for t in each),
+            tasks_to_commit=tuple(t for uid in sinks for t in tasks[uid]),
             coordinators=(*sources, *edges, *functions),  # of edges: what was not read before the barrier
             master_hooks=master_hooks,
         )
