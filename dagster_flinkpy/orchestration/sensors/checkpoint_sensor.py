@@ -179,8 +179,6 @@ def build_checkpoint_sensor(
     )
     def checkpoint_sensor(context: SensorEvaluationContext) -> SensorResult:
         storage = getattr(context.resources, checkpoint_storage_resource_key).location()
-        from dagster_flinkpy.orchestration.sensors.checkpoint_sensor import _CheckpointRequests
-
         asked = _CheckpointRequests(context.cursor, f"Dagster sensor {sensor_name}")
         time = LookTime(len(targets))
 
