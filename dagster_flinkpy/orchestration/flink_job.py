@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import warnings
 from collections.abc import Callable
+from copy import copy
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
@@ -165,5 +166,7 @@ def flink_job(env: Environment, name: str, *, in_dagster: bool = True) -> FlinkJ
         env.warn_of_script_settings()
     graph.regions()  # checks that blocking edges separate the program
     warn_of_stalls(_continuous(graph), stacklevel=3)
-    failover = FailoverConfig.of_scheduled_run(env.get_config().failover_options)
-    return FlinkJob(name, _continuous(graph.split()), env.get_checkpoint_config(), env.get_config(), failover)
+    # The program may change them for its next job.
+    checkpointing, config = copy(env.get_checkpoint_config()), copy(env.get_config())
+    failover = FailoverConfig.of_scheduled_run(config.failover_options)
+    return FlinkJob(name, _continuous(graph.split()), checkpointing, config, failover)

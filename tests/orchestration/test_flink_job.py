@@ -49,3 +49,12 @@ def test_metric_reporters_of_the_deployment_take_the_place_of_the_programs(tmp_p
     for spark, port in ((SparkResource(), 9300), (of_deployment, 9400)):
         config = job.attempt(storage, spark, owner="test").config
         assert config.metric_reporters == (PrometheusOptions((port,)),)
+
+
+def test_a_job_keeps_its_settings_when_the_program_changes_them_for_the_next(tmp_path: Path) -> None:
+    env = word_count(tmp_path / "words", ["a"]).enable_checkpointing(60_000)
+    first = flink_job(env, "first")
+    env.enable_checkpointing(1_000).get_config().set_require_all_slots(True)
+    second = flink_job(env, "second")
+    assert [job.checkpointing.interval for job in (first, second)] == [timedelta(minutes=1), timedelta(seconds=1)]
+    assert [job.config.is_require_all_slots() for job in (first, second)] == [False, True]
