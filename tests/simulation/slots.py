@@ -13,6 +13,7 @@ from unittest import mock
 
 import pyarrow as pa
 
+from dagster_flinkpy.checkpoint import store
 from dagster_flinkpy.common.exchange_options import ExchangeMode, ExchangeOptions
 from dagster_flinkpy.connectors.sources.source_coordinator import SourceCoordinator
 from dagster_flinkpy.errors import SlotLostError, StorageError
@@ -39,6 +40,7 @@ from dagster_flinkpy.state.files.runs import RunFiles
 from dagster_flinkpy.state.handles import RunHandle
 from tests.simulation.network import Network, Server
 from tests.simulation.threads import (
+    RequestLock,
     SimulatedFuture,
     SimulatedUuid,
     simulated_queue,
@@ -190,6 +192,7 @@ def live_tasks(world: World) -> Iterator[Network]:
                 if hasattr(module, name):
                     patch(module, name, value)
         patch(slot_pool, "SimpleQueue", simulated_queue(world))
+        patch(store, "Lock", lambda: RequestLock(world))
         patch(slot_pool, "secrets", SimpleNamespace(token_hex=lambda n: f"{rng.getrandbits(8 * n):0{2 * n}x}"))
         # The network.
         patch(task_executor, "connect", lambda location, certificate: network.connect(location))

@@ -14,7 +14,14 @@ from typing import Any
 
 from tests.simulation.world import Actor, World
 
-__all__ = ["SimulatedFuture", "SimulatedUuid", "simulated_queue", "simulated_threading", "simulated_time"]
+__all__ = [
+    "RequestLock",
+    "SimulatedFuture",
+    "SimulatedUuid",
+    "simulated_queue",
+    "simulated_threading",
+    "simulated_time",
+]
 
 
 class _Lock:
@@ -38,6 +45,14 @@ class _Lock:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.release()
+
+
+class RequestLock(_Lock):
+    """A lock that is held during requests to the store. At these, others may continue anyway."""
+
+    def acquire(self) -> None:
+        self._world.wait_for(lambda: not self._held)
+        self._held = True
 
 
 class _Condition(_Lock):
