@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import sys
 import time
@@ -25,10 +26,47 @@ from dagster_flinkpy.runtime.shuffle.wire import NO_EDGE, Kind, WireRow
 from dagster_flinkpy.runtime.slot.pipelined_task import PipelinedTask
 from dagster_flinkpy.runtime.task.breadcrumb import end_forked_process
 
-__all__ = ["SlotDeployment"]
+__all__ = ["SlotDeployment", "Turns"]
 
 _TIMER_SECONDS = 0.02
 """How often timers of processing time are looked at while nothing else happens."""
+
+_TURN_SECONDS, _LONGEST_SECONDS = 0.1, 1.0
+"""How much more time than others a task may have had before it waits for them, and the most that it waits for each."""
+
+
+class Turns:
+    """Shares the time of a slot: a task waits while others have something to do that have had less time than it.
+
+    So a function that takes long for each record does not hold up the other pipelines in its slot, and the sender
+    before it fills its buffers in between. Time in which a task had nothing to do is not made up for.
+    """
+
+    def __init__(self) -> None:
+        self._least, self._least_of_round = 0.0, math.inf
+
+    @property
+    def any_ready(self) -> bool:
+        """Whether a task had something to do in this round, even if its turn is in the next one."""
+        return self._least_of_round < math.inf
+
+    def next_round(self) -> None:
+        """Begins another round of steps."""
+        if self.any_ready:
+            self._least, self._least_of_round = self._least_of_round, math.inf
+
+    def has_turn(self, task: PipelinedTask) -> bool:
+        """Whether a task that has something to do may do it in this round."""
+        task.seconds_had = max(task.seconds_had, self._least)
+        if task.seconds_had <= self._least + _TURN_SECONDS:
+            return True
+        self._least_of_round = min(self._least_of_round, task.seconds_had)
+        return False
+
+    def took(self, task: PipelinedTask, seconds: float) -> None:
+        """Counts a step."""
+        task.seconds_had = min(task.seconds_had + seconds, self._least + _LONGEST_SECONDS)
+        self._least_of_round = min(self._least_of_round, task.seconds_had)
 
 
 class SlotDeployment:
@@ -86,10 +124,6 @@ class SlotDeployment:
             self.tasks.update(((head.uid, index), self._create(jobs[index], stage, chain, index)) for index in here)
         self._flush_after = job.buffer_timeout
         self._flushed = self._timers_at = time.monotonic()
-        self._slow: PipelinedTask | None = None
-        """A task whose last step took longer than others should wait for what they hold back."""
-        self._waits = False
-        """Whether the others have not flushed after such a step."""
         self._with_timers: list[PipelinedTask] = []
         """The tasks that are looked at now and then, once they are open: time alone may give them something to do."""
 
@@ -213,14 +247,13 @@ class SlotDeployment:
 
     # --- steps -------------------------------------------------------------------------------------------------------
 
-    def steps(self) -> Iterator[None]:
-        """Runs a step of each task that has something to do. Yields after each: others may wait for its credits."""
+    def steps(self, turns: Turns) -> Iterator[None]:
+        """Runs a step of each task whose turn it is. Yields after each: others may wait for its credits."""
         for task in self.tasks.values():
-            if not self.failed and task.is_available:
+            if not self.failed and task.is_available and turns.has_turn(task):
                 began = time.monotonic()
                 self._in(task, PipelinedTask.step)
-                if self._flush_after is not None and time.monotonic() > began + self._flush_after:
-                    self._slow = task
+                turns.took(task, time.monotonic() - began)
                 self._flush_links()
                 yield
 
@@ -248,14 +281,11 @@ class SlotDeployment:
             left = self._flushed + self._flush_after - now
             if left <= 0:
                 self._flushed = now
-                # A sender beside a slow receiver has had one step: if it flushed now, each record would come alone.
-                self._waits = self._slow is not None and not self._waits
                 for task in unsent:
-                    if not self.failed and (task is self._slow or not self._waits):
+                    if not self.failed:
                         self._in(task, PipelinedTask.flush)
             else:
                 waits.append(left)
-        self._slow = None
         if self._with_timers:
             if now >= self._timers_at + _TIMER_SECONDS:
                 self._timers_at = now

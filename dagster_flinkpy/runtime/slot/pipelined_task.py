@@ -74,6 +74,8 @@ class PipelinedTask(StreamTask):
         for channel in gate.channels:
             self._channels.setdefault(job.graph.edges[channel[0]].target, set()).add(channel)
         self._blocked: set[tuple[int, int]] = set()
+        self.seconds_had = 0.0
+        """How much time of the slot it has had; see `Turns`."""
         self._was_available = True
         self._usage, self._looks = 0.0, 0
         """The sum over how full its gate was whenever it was looked at."""

@@ -29,7 +29,7 @@ from dagster_flinkpy.runtime.exchange.tls import AttemptCertificate, Endpoint, a
 from dagster_flinkpy.runtime.failure import error_to_json, outside_error
 from dagster_flinkpy.runtime.shipping import load_for_each, loaded_job
 from dagster_flinkpy.runtime.shuffle.wire import NO_EDGE, WIRE_SCHEMA, Kind, WireRow, batch_of, rows_of
-from dagster_flinkpy.runtime.slot.deployment import SlotDeployment
+from dagster_flinkpy.runtime.slot.deployment import SlotDeployment, Turns
 from dagster_flinkpy.runtime.task.garbage import collecting_rarely
 from dagster_flinkpy.spark.user_logs import UserLogs
 
@@ -176,22 +176,22 @@ class TaskExecutor:
                 threads[2].join()
 
     def _loop(self) -> None:
+        turns = Turns()
         while not self._closed:
             self._event.clear()
             while self._mails:
                 self._mails.popleft()()
-            worked = False
             deployments, waits = list(self._deployments.values()), list[float | None]()
+            turns.next_round()
             for deployment in deployments:
                 self._current = deployment
-                for _ in deployment.steps():
-                    worked = True
+                for _ in deployment.steps(turns):
                     self._send_credits()
             for deployment in deployments:
                 self._current = deployment
-                waits.append(deployment.rest(worked))
+                waits.append(deployment.rest(turns.any_ready))
             self._send_rows()
-            if not (worked or self._mails or self._closed):
+            if not (turns.any_ready or self._mails or self._closed):
                 self._event.wait(min((wait for wait in waits if wait is not None), default=None))
 
     def later(self, mail: Callable[[], None]) -> None:

@@ -25,7 +25,7 @@ from dagster_flinkpy.runtime.master.deployments.pipelined_region import places_o
 from dagster_flinkpy.runtime.master.results import EpochResults
 from dagster_flinkpy.runtime.shipping import dump_job, load_job
 from dagster_flinkpy.runtime.shuffle.wire import WireRow
-from dagster_flinkpy.runtime.slot.deployment import _TIMER_SECONDS, SlotDeployment
+from dagster_flinkpy.runtime.slot.deployment import _TIMER_SECONDS, SlotDeployment, Turns
 from dagster_flinkpy.runtime.slot.pipelined_task import PipelinedTask
 from dagster_flinkpy.runtime.task.task_metrics import TaskTimes
 from tests.examples import examples
@@ -116,7 +116,7 @@ class Slots:
         mails, slot = self._mails[name], self._slots[name]
         while mails:
             mails.popleft()()
-        slot.rest(worked=bool(list(slot.steps())))
+        slot.rest(worked=bool(list(slot.steps(Turns()))))
 
     def lose(self, name: str) -> None:
         """Nobody reaches a slot any more."""
@@ -267,7 +267,7 @@ def test_what_a_step_sends_leaves_before_the_next_step(tmp_path: Path) -> None:
     first, second = slots.names
     slots.begin(first)
     for _ in range(2):
-        steps = slots._slots[first].steps()
+        steps = slots._slots[first].steps(Turns())
         next(steps)
         if slots._network[first, second]:
             break
@@ -309,7 +309,7 @@ def test_a_source_that_waits_for_room_is_back_pressured_whatever_else_the_slot_d
     task = next(task for task in first.tasks.values() if task.stage == 0)
     slots.begin(slots.names[0])
     while task.is_available:
-        list(first.steps())
+        list(first.steps(Turns()))
     assert task._reading is not None, "the other slot gives no credits"
     nanos = [0]
     task.times = TaskTimes(lambda: nanos[0])
