@@ -84,6 +84,7 @@ class Slots:
         self._mails: dict[str, deque[Callable[[], None]]] = {name: deque() for name in self.names}
         self._begun = dict.fromkeys(self.names, 0)
         program = dump_job(replace(job, pipelined=True, buffer_timeout=0.0))
+        self._turns = {name: Turns() for name in self.names}
         self._slots = {name: self._create(name, program, places) for name in self.names}
         for slot in self._slots.values():
             slot.open()
@@ -116,7 +117,11 @@ class Slots:
         mails, slot = self._mails[name], self._slots[name]
         while mails:
             mails.popleft()()
-        slot.rest(worked=bool(list(slot.steps(Turns()))))
+        turns = self._turns[name]
+        turns.next_round()
+        for _ in slot.steps(turns):
+            pass
+        slot.rest(turns.any_ready)
 
     def lose(self, name: str) -> None:
         """Nobody reaches a slot any more."""
@@ -267,7 +272,8 @@ def test_what_a_step_sends_leaves_before_the_next_step(tmp_path: Path) -> None:
     first, second = slots.names
     slots.begin(first)
     for _ in range(2):
-        steps = slots._slots[first].steps(Turns())
+        slots._turns[first].next_round()
+        steps = slots._slots[first].steps(slots._turns[first])
         next(steps)
         if slots._network[first, second]:
             break
@@ -309,7 +315,7 @@ def test_a_source_that_waits_for_room_is_back_pressured_whatever_else_the_slot_d
     task = next(task for task in first.tasks.values() if task.stage == 0)
     slots.begin(slots.names[0])
     while task.is_available:
-        list(first.steps(Turns()))
+        slots.work(slots.names[0])
     assert task._reading is not None, "the other slot gives no credits"
     nanos = [0]
     task.times = TaskTimes(lambda: nanos[0])
