@@ -3,9 +3,8 @@
 from dagster_flinkpy.connectors.asset_source import AssetSource, Materialization
 from dagster_flinkpy.connectors.delta.sink import DeltaSink
 from dagster_flinkpy.connectors.delta.source import DeltaSource
-from dagster_flinkpy.connectors.files.parquet_sink import ParquetSink
 from dagster_flinkpy.connectors.files.parquet_source import ParquetSource
-from dagster_flinkpy.connectors.files.text_sinks import CsvSink, JsonLinesSink
+from dagster_flinkpy.connectors.files.table_sinks import CsvSink, JsonLinesSink, ParquetSink
 from dagster_flinkpy.connectors.foreach_epoch import Epoch, ForeachEpoch
 from dagster_flinkpy.connectors.iceberg.sink import IcebergSink
 from dagster_flinkpy.connectors.iceberg.source import IcebergSource

@@ -18,9 +18,8 @@ from dagster_flinkpy.common.typeinfo import DecimalTypeInfo, RowTypeInfo, TupleT
 from dagster_flinkpy.common.types import Row
 from dagster_flinkpy.key_hashes import StructAs, java_hash_code, java_hash_codes
 from dagster_flinkpy.state.columns import grown
-from dagster_flinkpy.state.index import IntIndex
+from dagster_flinkpy.state.index import IntIndex, RowIndex, has_words
 from dagster_flinkpy.state.layout import SortKeys
-from dagster_flinkpy.state.word_rows import RowIndex, has_words
 
 __all__ = ["KeyCodec", "KeySeats", "TouchedKeys", "hash_keys"]
 

@@ -28,7 +28,7 @@ from dagster_flinkpy.errors import CorruptStateError, UnsupportedKeyTypeError
 from dagster_flinkpy.key_hashes import key_groups_of_hashes
 from dagster_flinkpy.state.columns import firsts_of
 from dagster_flinkpy.state.handles import Json, RunHandle, StateKind, TableSnapshot
-from dagster_flinkpy.state.word_rows import distinct_words, has_words, integers_of, words_of
+from dagster_flinkpy.state.index import distinct_words, has_words, integers_of, words_of
 
 __all__ = [
     "APPEND",

@@ -13,9 +13,9 @@ import pyarrow as pa
 from dagster_flinkpy.common.typeinfo import TypeInformation
 from dagster_flinkpy.state.columns import Cells, grown, numbered
 from dagster_flinkpy.state.files.cache import MAX_TIME, MIN_TIME
+from dagster_flinkpy.state.index import distinct_words
 from dagster_flinkpy.state.keys import KeySeats
 from dagster_flinkpy.state.overlay_table import OverlayTable
-from dagster_flinkpy.state.word_rows import distinct_words
 
 __all__ = ["SessionTable", "delta_of_sessions", "window_column"]
 

@@ -13,10 +13,10 @@ from hypothesis import strategies as st
 
 from dagster_flinkpy.common.typeinfo import Types
 from dagster_flinkpy.key_hashes import key_groups_of_hashes
-from dagster_flinkpy.state import word_rows
+from dagster_flinkpy.state import index as state_index
+from dagster_flinkpy.state.index import RowIndex, has_words, words_of
 from dagster_flinkpy.state.keys import KeyCodec, TouchedKeys, hash_keys
 from dagster_flinkpy.state.layout import distinct_rows, make_sort_keys
-from dagster_flinkpy.state.word_rows import RowIndex, has_words, words_of
 
 STRINGS = st.lists(
     st.lists(st.sampled_from(["Aa", "BB", "C#", "x", "\0", "é" * 20]), max_size=4).map("".join), max_size=20
@@ -33,7 +33,7 @@ def test_a_key_is_found_by_its_value(few_hashes, kind, batches):
     """Also if many keys share a hash."""
     with pytest.MonkeyPatch.context() as patched:
         if few_hashes:
-            patched.setattr(word_rows, "_hashes", _few_hashes)
+            patched.setattr(state_index, "_hashes", _few_hashes)
         keys, expected = TouchedKeys(), dict[Any, int]()
         keys.bind(kind)
         for strings in batches:
@@ -144,7 +144,7 @@ def test_rows_are_as_distinct_as_in_java(few_hashes, fields, data, cut):
     assert has_words(column.type)
     with pytest.MonkeyPatch.context() as patched:
         if few_hashes:
-            patched.setattr(word_rows, "_hashes", _few_hashes)
+            patched.setattr(state_index, "_hashes", _few_hashes)
         first, codes = distinct_rows(column)
         distinct = list(dict.fromkeys(encoded))
         assert [encoded[i] for i in first] == distinct
@@ -165,7 +165,7 @@ def test_rows_are_as_distinct_as_in_java(few_hashes, fields, data, cut):
 def test_rows_of_small_numbers_are_told_apart_without_hashes(rows):
     kind = Types.TUPLE([Types.LONG(), Types.BOOLEAN(), Types.INT()])
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(word_rows, "_hashes", None)
+        patched.setattr(state_index, "_hashes", None)
         # There are many more rows than possible values.
         first, codes = distinct_rows(kind.to_arrow(rows + 300 * [(0, False, 0)]))
     distinct = list(dict.fromkeys([*rows, (0, False, 0)]))
@@ -187,8 +187,8 @@ def test_texts_whose_bytes_have_few_values_are_told_apart(rows, prefix, cut):
     rows = [(None if text is None else prefix + text, number) for text, number in rows]
     column = kind.to_arrow([("", 0)] * cut + rows * 70).slice(cut)
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(word_rows, "_BLOCK", 64)
-        patched.setattr(word_rows, "_SAMPLE", 8)
+        patched.setattr(state_index, "_BLOCK", 64)
+        patched.setattr(state_index, "_SAMPLE", 8)
         first, codes = distinct_rows(column)
     distinct = list(dict.fromkeys(rows))
     assert [rows[i % len(rows)] for i in first] == distinct
@@ -197,7 +197,7 @@ def test_texts_whose_bytes_have_few_values_are_told_apart(rows, prefix, cut):
 
 def test_ids_with_leading_zeros_are_told_apart_without_hashes(monkeypatch):
     texts = [f"customer-{i * 7919 % 100_000:08}" for i in range(130_000)]
-    monkeypatch.setattr(word_rows, "_hashes", None)
+    monkeypatch.setattr(state_index, "_hashes", None)
     first, codes = distinct_rows(pa.array(texts))
     assert first.tolist() == list(range(100_000))
     assert codes.tolist() == [i % 100_000 for i in range(130_000)]

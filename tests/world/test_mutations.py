@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 
 from dagster_flinkpy.connectors.delta.table import DeltaTarget
+from dagster_flinkpy.connectors.files.known_files import KnownFiles
 from dagster_flinkpy.connectors.files.text_reader import TextFile
 from dagster_flinkpy.connectors.iceberg.table import IcebergTarget
 from dagster_flinkpy.connectors.postgres.session import Session
-from dagster_flinkpy.connectors.sources.known_files import KnownFiles
 from dagster_flinkpy.runtime.master.commits.committers import Committers
 from tests.world.play import Case, Deed, Promise
 from tests.world.stage import Place

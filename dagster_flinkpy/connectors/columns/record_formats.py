@@ -31,8 +31,8 @@ from dagster_flinkpy.common.typeinfo import (
     TypeInformation,
     Types,
 )
+from dagster_flinkpy.connectors.columns.column_casts import as_text, check_finite, from_text
 from dagster_flinkpy.connectors.columns.column_types import columns_of
-from dagster_flinkpy.connectors.columns.text_values import as_text, check_finite, from_text
 from dagster_flinkpy.datastream.formats.json import JsonRowDeserializationSchema, JsonRowSerializationSchema
 from dagster_flinkpy.errors import SourceReadError, TypeMismatchError
 

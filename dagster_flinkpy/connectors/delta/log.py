@@ -13,7 +13,7 @@ import pyarrow as pa
 from deltalake import DeltaTable
 from deltalake.exceptions import DeltaError, TableNotFoundError
 
-from dagster_flinkpy.connectors.columns.text_values import moment_of
+from dagster_flinkpy.connectors.columns.column_casts import moment_of
 from dagster_flinkpy.connectors.commit.staged_files import partition_text
 from dagster_flinkpy.connectors.delta.rules import check_log, entry_name, read_entry
 from dagster_flinkpy.connectors.delta.source import DeltaSource

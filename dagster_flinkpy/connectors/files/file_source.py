@@ -11,12 +11,16 @@ from urllib.parse import unquote, urlsplit
 
 import numpy as np
 
-from dagster_flinkpy.connectors.files.partition_runs import PartitionRuns
+from dagster_flinkpy.connectors.files.known_files import KnownFiles, PartitionRuns, some_of, version_of
 from dagster_flinkpy.connectors.files.text_reader import TextFile, ends_of_records, location_of
 from dagster_flinkpy.connectors.sources.input_files import input_files, reading
-from dagster_flinkpy.connectors.sources.known_files import KnownFiles, some_of, version_of
-from dagster_flinkpy.connectors.sources.open_splits import SPLITS_PER_SUBTASK, OpenSplits, Quantity, SplitMeter
-from dagster_flinkpy.connectors.sources.split_enumerators import OpenEnumerator
+from dagster_flinkpy.connectors.sources.split_enumerators import (
+    SPLITS_PER_SUBTASK,
+    OpenEnumerator,
+    OpenSplits,
+    Quantity,
+    SplitMeter,
+)
 from dagster_flinkpy.datastream.connectors.base import Json, SourceLag, SourceSplit, position_field
 from dagster_flinkpy.datastream.connectors.file_system import FileSource
 from dagster_flinkpy.errors import InputChangedError, SourceReadError, StorageError

@@ -17,13 +17,15 @@ from dagster_flinkpy.common.arguments import check_count, check_interval
 from dagster_flinkpy.common.decimals import check_has_scale
 from dagster_flinkpy.common.typeinfo import RowTypeInfo
 from dagster_flinkpy.connectors.commit.table_sink import checked_location
-from dagster_flinkpy.connectors.files.partition_runs import PartitionRuns
+from dagster_flinkpy.connectors.files.known_files import KnownFiles, PartitionRuns, check_unchanged, some_of, version_of
 from dagster_flinkpy.connectors.sources.declared_source import RowSource, names_of_partition
-from dagster_flinkpy.connectors.sources.input_files import input_files, reading
-from dagster_flinkpy.connectors.sources.known_files import KnownFiles, check_unchanged, some_of, version_of
-from dagster_flinkpy.connectors.sources.open_splits import SPLITS_PER_SUBTASK, OpenSplits, RowMeter
-from dagster_flinkpy.connectors.sources.parquet_rows import open_parquet, rows_from
-from dagster_flinkpy.connectors.sources.split_enumerators import OpenEnumerator
+from dagster_flinkpy.connectors.sources.input_files import input_files, open_parquet, reading, rows_from
+from dagster_flinkpy.connectors.sources.split_enumerators import (
+    SPLITS_PER_SUBTASK,
+    OpenEnumerator,
+    OpenSplits,
+    RowMeter,
+)
 from dagster_flinkpy.datastream.connectors.base import (
     Json,
     Source,

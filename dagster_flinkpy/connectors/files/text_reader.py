@@ -22,10 +22,10 @@ import pyarrow.json as pa_json
 
 from dagster_flinkpy.common.arrow_columns import one_chunk
 from dagster_flinkpy.common.typeinfo import RowTypeInfo
+from dagster_flinkpy.connectors.columns.column_casts import as_text, check_finite, from_text
 from dagster_flinkpy.connectors.columns.record_formats import wrong_member
-from dagster_flinkpy.connectors.columns.text_values import as_text, check_finite, from_text
+from dagster_flinkpy.connectors.files.known_files import check_unchanged
 from dagster_flinkpy.connectors.sources.input_files import reading
-from dagster_flinkpy.connectors.sources.known_files import check_unchanged
 from dagster_flinkpy.datastream.connectors.base import SourceSplit
 from dagster_flinkpy.datastream.connectors.file_system import FileSource, StreamFormat
 from dagster_flinkpy.datastream.formats.csv import CsvReaderFormat

@@ -14,8 +14,7 @@ from confluent_kafka import KafkaException
 
 from dagster_flinkpy.connectors.kafka.client import BEGINNING, END, PartitionLookup, shown
 from dagster_flinkpy.connectors.kafka.reader import bytes_per_offset
-from dagster_flinkpy.connectors.sources.open_splits import OpenRanges
-from dagster_flinkpy.connectors.sources.split_enumerators import OpenEnumerator
+from dagster_flinkpy.connectors.sources.split_enumerators import OpenEnumerator, OpenRanges
 from dagster_flinkpy.datastream.connectors.base import Json, SourceLag, SourceSplit, position_field
 from dagster_flinkpy.datastream.connectors.kafka_source import (
     KafkaOffsetResetStrategy,

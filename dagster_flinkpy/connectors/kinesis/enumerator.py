@@ -10,8 +10,7 @@ from datetime import datetime, timezone
 from dagster_flinkpy.common.clock import current_millis
 from dagster_flinkpy.connectors.kinesis.client import KinesisStream, Position, Shard, arrival_ms
 from dagster_flinkpy.connectors.kinesis.source import KinesisSource
-from dagster_flinkpy.connectors.sources.open_splits import OpenRanges
-from dagster_flinkpy.connectors.sources.split_enumerators import OpenEnumerator
+from dagster_flinkpy.connectors.sources.split_enumerators import OpenEnumerator, OpenRanges
 from dagster_flinkpy.datastream.connectors.base import Json, SourceLag, SourceSplit, position_field
 from dagster_flinkpy.errors import InputChangedError, InputExpiredError
 from dagster_flinkpy.json_records import Count

@@ -10,11 +10,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from dagster_flinkpy.common.typeinfo import RowTypeInfo
-from dagster_flinkpy.connectors.columns.column_casts import cast_column, row_type_of
-from dagster_flinkpy.connectors.columns.text_values import from_text, moment_of
+from dagster_flinkpy.connectors.columns.column_casts import cast_column, from_text, moment_of, row_type_of
 from dagster_flinkpy.connectors.lake.table_source import TableSource
-from dagster_flinkpy.connectors.sources.input_files import reading
-from dagster_flinkpy.connectors.sources.parquet_rows import open_parquet, rows_from
+from dagster_flinkpy.connectors.sources.input_files import open_parquet, reading, rows_from
 from dagster_flinkpy.datastream.connectors.base import SourceSplit
 from dagster_flinkpy.errors import InputChangedError, ObjectNotFoundError
 

@@ -14,8 +14,7 @@ from dagster_flinkpy.common.arguments import check_count, check_name
 from dagster_flinkpy.common.typeinfo import RowTypeInfo
 from dagster_flinkpy.connectors.commit.table_sink import check_folder, checked_location
 from dagster_flinkpy.connectors.sources.declared_source import RowSource, names_of_partition
-from dagster_flinkpy.connectors.sources.open_splits import OpenSplits, RowMeter
-from dagster_flinkpy.connectors.sources.split_enumerators import OpenEnumerator
+from dagster_flinkpy.connectors.sources.split_enumerators import OpenEnumerator, OpenSplits, RowMeter
 from dagster_flinkpy.datastream.connectors.base import Json, SourceLag, SourceSplit, SplitEnumerator
 from dagster_flinkpy.datastream.connectors.epoch_limits import EpochLimits
 from dagster_flinkpy.datastream.connectors.partitions import PartitionedSource, TimePartition

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from dagster_flinkpy.common.arguments import check_argument
 from dagster_flinkpy.common.typeinfo import RowTypeInfo, TypeInformation, Types
-from dagster_flinkpy.connectors.sources.open_splits import ResumedRows
+from dagster_flinkpy.connectors.sources.split_enumerators import ResumedRows
 from dagster_flinkpy.datastream.connectors.base import Json, Source, SourceSplit, SplitEnumerator
 from dagster_flinkpy.datastream.connectors.partitions import TimePartition
 from dagster_flinkpy.errors import ConfigurationError, SourceReadError

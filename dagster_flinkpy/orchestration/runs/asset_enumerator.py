@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from dagster import AssetKey, AssetRecordsFilter, DagsterInstance, EventLogRecord
 
-from dagster_flinkpy.connectors.sources.open_splits import OpenSplits, Quantity, SplitMeter
+from dagster_flinkpy.connectors.sources.split_enumerators import OpenSplits, Quantity, SplitMeter
 from dagster_flinkpy.datastream.connectors.base import (
     Json,
     SourceLag,

@@ -68,7 +68,7 @@ class Shadow:
         Raises:
             ConfigurationError: The records of a sink have no type, so they cannot be compared.
         """
-        from dagster_flinkpy.connectors.files.parquet_sink import ParquetSink
+        from dagster_flinkpy.connectors.files.table_sinks import ParquetSink
 
         graph, specs = self.job.graph, dict[str, OperatorSpec]()
         for uid, spec in sinks_of(graph).items():

@@ -18,8 +18,8 @@ from dagster_flinkpy.common.watermark_strategy import MAX_WATERMARK
 from dagster_flinkpy.datastream.operator_specs import OperatorSpec, ReduceSpec, RollingAggregateSpec, WindowSpec
 from dagster_flinkpy.runtime.operators.batch_fold import ColumnFold
 from dagster_flinkpy.runtime.operators.folds import fold_of
+from dagster_flinkpy.runtime.operators.operator_factory import window_fold_of
 from dagster_flinkpy.runtime.operators.windows.column_windowers import is_aligned
-from dagster_flinkpy.runtime.operators.windows.factory import window_fold_of
 from dagster_flinkpy.runtime.shuffle.batch import NO_TIMESTAMP, KeyColumn, StreamBatch
 from dagster_flinkpy.state.columns import firsts_of
 from dagster_flinkpy.state.keys import hash_keys

@@ -6,6 +6,12 @@ from collections.abc import Callable
 from typing import Any
 
 from dagster_flinkpy.datastream import operator_specs as specs
+from dagster_flinkpy.datastream.aggregations import WithKeyAndWindow
+from dagster_flinkpy.datastream.window import (
+    EventTimeSessionWindows,
+    MergingWindowAssigner,
+    ProcessingTimeSessionWindows,
+)
 from dagster_flinkpy.runtime.operators import (
     async_wait_operator,
     batch_operators,
@@ -16,10 +22,56 @@ from dagster_flinkpy.runtime.operators import (
     source_reader_operator,
     timestamps_operator,
 )
+from dagster_flinkpy.runtime.operators.batch_fold import ColumnFold
+from dagster_flinkpy.runtime.operators.folds import fold_of
 from dagster_flinkpy.runtime.operators.stream_operator import OperatorContext, StreamOperator
-from dagster_flinkpy.runtime.operators.windows import factory as window_factory
+from dagster_flinkpy.runtime.operators.windows.column_windowers import (
+    AlignedWindower,
+    CountWindower,
+    SessionWindower,
+    is_aligned,
+    is_by_count,
+    is_session,
+)
+from dagster_flinkpy.runtime.operators.windows.general_windower import GeneralWindower, MergingWindower
+from dagster_flinkpy.runtime.operators.windows.window_operator import Windower, WindowOperator
 
-__all__ = ["create_operator"]
+__all__ = ["create_operator", "create_window_operator", "window_fold_of", "windower_of"]
+
+
+def create_window_operator(context: OperatorContext, spec: specs.WindowSpec) -> WindowOperator:
+    """Creates the operator of windows, with the fastest windower for them, and a built-in aggregation in columns."""
+    return WindowOperator(context, spec, windower_of(spec), window_fold_of(spec, context.vertex.uid))
+
+
+def windower_of(spec: specs.WindowSpec) -> type[Windower]:
+    """Returns the fastest windower for a window spec."""
+    if is_session(spec):
+        return SessionWindower
+    if is_by_count(spec):
+        return CountWindower
+    if isinstance(spec.assigner, MergingWindowAssigner):
+        return MergingWindower
+    return AlignedWindower if is_aligned(spec) else GeneralWindower
+
+
+def window_fold_of(spec: specs.WindowSpec, operator: str) -> ColumnFold | None:
+    """Returns the aggregation in columns of windows, or None if it needs each record as a Python value.
+
+    Windows are aligned, or sessions. If sessions merge, it shows in which order their records came, unless there are
+    only numbers that are merged in any order.
+    """
+    function = spec.window_function
+    if not (function is None or type(function) is WithKeyAndWindow):
+        return None
+    fold = fold_of(spec.reduce or spec.aggregate, spec.element_type, spec.accumulator_type, operator)
+    if is_aligned(spec):
+        return fold
+    fixed = type(spec.assigner) in (EventTimeSessionWindows, ProcessingTimeSessionWindows)
+    if fold is None or not fixed or not is_session(spec):
+        return None
+    return fold if fold.combines and not fold.carries else None
+
 
 _OPERATORS: dict[type[specs.OperatorSpec], Callable[[OperatorContext, Any], StreamOperator]] = {
     specs.SourceSpec: source_reader_operator.create_source_operator,
@@ -42,7 +94,7 @@ _OPERATORS: dict[type[specs.OperatorSpec], Callable[[OperatorContext, Any], Stre
     specs.KeyedMultipleInputBatchSpec: batch_operators.KeyedBatchOperator,
     specs.ReduceSpec: keyed_operators.create_reduce_operator,
     specs.RollingAggregateSpec: keyed_operators.create_rolling_operator,
-    specs.WindowSpec: window_factory.create_window_operator,
+    specs.WindowSpec: create_window_operator,
     specs.SinkSpec: sink_operators.SinkOperator,
     specs.BlockingEdgeSinkSpec: sink_operators.BlockingEdgeSinkOperator,
     specs.BlockingEdgeSourceSpec: sink_operators.BlockingEdgeSourceOperator,

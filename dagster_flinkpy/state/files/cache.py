@@ -28,8 +28,14 @@ import pyarrow as pa
 
 from dagster_flinkpy.common.typeinfo import TypeInformation
 from dagster_flinkpy.errors import StorageError
-from dagster_flinkpy.state.files.gathering import ColumnReader, gather, reader_of
-from dagster_flinkpy.state.files.packed_columns import SortKeyColumn, pack_rows, packing_of
+from dagster_flinkpy.state.files.packed_columns import (
+    ColumnReader,
+    SortKeyColumn,
+    gather,
+    pack_rows,
+    packing_of,
+    reader_of,
+)
 from dagster_flinkpy.state.files.run_file import read_run
 from dagster_flinkpy.state.handles import RunHandle
 from dagster_flinkpy.state.layout import SortKeys

@@ -11,8 +11,7 @@ import pytest
 from dagster_flinkpy.common.typeinfo import Types
 from dagster_flinkpy.connectors.commit.staged_files import StagedFileCommitter
 from dagster_flinkpy.connectors.commit.table_writer import TableWriter
-from dagster_flinkpy.connectors.files.parquet_sink import ParquetSink
-from dagster_flinkpy.connectors.files.text_sinks import CsvSink, JsonLinesSink
+from dagster_flinkpy.connectors.files.table_sinks import CsvSink, JsonLinesSink, ParquetSink
 from dagster_flinkpy.datastream.connectors.base import CommitRequest, CommitterInitContext, WriterInitContext
 from dagster_flinkpy.errors import (
     CommittableLostError,

@@ -18,7 +18,7 @@ from pyiceberg.catalog.sql import SqlCatalog
 from dagster_flinkpy.common import Types
 from dagster_flinkpy.common.watermark_strategy import WatermarkStrategy
 from dagster_flinkpy.connectors import DeltaSource, IcebergSource, ParquetSink, ParquetSource
-from dagster_flinkpy.connectors.sources.open_splits import OpenSplits, RowMeter
+from dagster_flinkpy.connectors.sources.split_enumerators import OpenSplits, RowMeter
 from dagster_flinkpy.datastream import StreamExecutionEnvironment
 from dagster_flinkpy.datastream.connectors.base import Source, SourceSplit, SplitEnumerator
 from dagster_flinkpy.datastream.connectors.epoch_limits import EpochLimits

@@ -31,7 +31,7 @@ from dagster_flinkpy.datastream.window import (
 from dagster_flinkpy.errors import ConfigurationError, TypeMismatchError
 from dagster_flinkpy.runtime.operators import operator_factory
 from dagster_flinkpy.runtime.operators.keyed_operators import ReduceOperator, RollingAggregateOperator
-from dagster_flinkpy.runtime.operators.windows.factory import windower_of
+from dagster_flinkpy.runtime.operators.operator_factory import windower_of
 from dagster_flinkpy.runtime.operators.windows.window_operator import WindowOperator
 from tests.examples import examples
 from tests.runtime.harness import HarnessAttempt, collect_all, collect_graph, collected, random_order

@@ -21,8 +21,8 @@ from dagster_flinkpy.datastream.connectors.collection import CollectionSource
 from dagster_flinkpy.datastream.operator_specs import WindowSpec
 from dagster_flinkpy.datastream.window import SlidingProcessingTimeWindows, TumblingProcessingTimeWindows
 from dagster_flinkpy.runtime.operators import operator_factory
+from dagster_flinkpy.runtime.operators.operator_factory import create_window_operator
 from dagster_flinkpy.runtime.operators.windows.column_windowers import AlignedWindower
-from dagster_flinkpy.runtime.operators.windows.factory import create_window_operator
 from dagster_flinkpy.runtime.operators.windows.general_windower import GeneralWindower
 from dagster_flinkpy.runtime.operators.windows.window_operator import WindowOperator
 from tests.examples import examples

@@ -14,8 +14,13 @@ from dagster_flinkpy.datastream.state import MapState, MapStateDescriptor
 from dagster_flinkpy.datastream.window import EventTimeSessionWindows, MergingWindowAssigner, TriggerResult
 from dagster_flinkpy.errors import TypeMismatchError
 from dagster_flinkpy.runtime.failure import UNKNOWN, USER_EXCEPTIONS
-from dagster_flinkpy.runtime.operators.windows.contexts import TriggerContext
-from dagster_flinkpy.runtime.operators.windows.window_operator import MERGING_WINDOWS, Ints, Windower, WindowOperator
+from dagster_flinkpy.runtime.operators.windows.window_operator import (
+    MERGING_WINDOWS,
+    Ints,
+    TriggerContext,
+    Windower,
+    WindowOperator,
+)
 from dagster_flinkpy.runtime.shuffle.batch import StreamBatch
 
 __all__ = ["GeneralWindower", "MergingWindowSet", "MergingWindower"]

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from dagster_flinkpy.common import Duration, Types
 from dagster_flinkpy.connectors import ParquetSource
-from dagster_flinkpy.connectors.sources.known_files import KnownFiles
+from dagster_flinkpy.connectors.files.known_files import KnownFiles
 from dagster_flinkpy.datastream.connectors.base import Source, SplitEnumerator, SplitEnumeratorContext
 from dagster_flinkpy.datastream.connectors.file_system import FileSource, StreamFormat
 from dagster_flinkpy.errors import SourceReadError
@@ -258,7 +258,7 @@ def test_files_that_are_gone_take_no_place() -> None:
 
 
 def test_files_that_come_back_are_known_as_long_as_they_are_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("dagster_flinkpy.connectors.sources.known_files._MOST_GONE", 2)
+    monkeypatch.setattr("dagster_flinkpy.connectors.files.known_files._MOST_GONE", 2)
     files = {f"{number}": info(f"{number}") for number in range(5)}
     known = KnownFiles()
     for name, each in files.items():
