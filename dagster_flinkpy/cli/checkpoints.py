@@ -13,8 +13,7 @@ from dagster_flinkpy.checkpoint.reports.job_metrics import stored_job_metrics
 from dagster_flinkpy.checkpoint.store import CompletedCheckpointStore
 from dagster_flinkpy.checkpoint.sweep import sweep
 from dagster_flinkpy.cli.common import endpoint_url_option, json_option, location_of, owner_of
-from dagster_flinkpy.cli.metrics_table import metrics_table
-from dagster_flinkpy.cli.terminal import console_of_width, plain_table, progress, time_of
+from dagster_flinkpy.cli.terminal import console_of_width, metrics_table, plain_table, progress, time_of
 from dagster_flinkpy.common.clock import current_millis, datetime_of_millis
 from dagster_flinkpy.common.configuration import parse_duration
 from dagster_flinkpy.errors import CorruptMetadataError, JobNotFoundError, ObjectNotFoundError

@@ -5,17 +5,20 @@ from __future__ import annotations
 import getpass
 import os
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import wraps
+from typing import Any
 
 import click
 
 from dagster_flinkpy.checkpoint.metadata import METADATA_NAME
+from dagster_flinkpy.cli.terminal import lines_of
 from dagster_flinkpy.datastream.checkpointing.savepoint_format_type import SavepointFormatType
 from dagster_flinkpy.storage import StorageLocation
 
 __all__ = [
-    "allow_all_option",
-    "allow_uids_option",
+    "allow_options",
     "drain_option",
     "endpoint_url_option",
     "json_option",
@@ -23,9 +26,13 @@ __all__ = [
     "owner_of",
     "program_option",
     "recompute_options",
+    "remote_option",
+    "run_options",
     "savepoint_type_option",
     "target_option",
 ]
+
+_Command = Callable[..., None]
 
 endpoint_url_option = click.option(
     "--endpoint-url", metavar="URL", help="Address of an S3 server other than Amazon's, such as http://127.0.0.1:9000."
@@ -47,20 +54,23 @@ drain_option = click.option(
     "--drain", is_flag=True, help="Advance event time to its end first, so that all timers fire."
 )
 
-program_option = click.option(
-    "--program", metavar="MODULE:NAME", help="The program, or the function that builds it; FILE.py:NAME works too."
-)
-allow_all_option = click.option(
-    "--allow-non-restored-state", is_flag=True, help="Leave all state behind whose operator no longer exists."
-)
-allow_uids_option = click.option(
-    "--allow-non-restored-uid",
-    "allowed_uids",
-    metavar="UID",
-    multiple=True,
-    help="Leave the state of this operator behind, which no longer exists. Repeatable.",
-)
+remote_option = click.option("--remote", metavar="URL", help="Spark Connect server, sc://host. Default: a local one.")
 
+_ALLOW = (
+    click.option(
+        "--allow-non-restored-state",
+        "allow_all",
+        is_flag=True,
+        help="Leave all state behind whose operator no longer exists.",
+    ),
+    click.option(
+        "--allow-non-restored-uid",
+        "allowed_uids",
+        metavar="UID",
+        multiple=True,
+        help="Leave the state of this operator behind, which no longer exists. Repeatable.",
+    ),
+)
 _RECOMPUTE = (
     click.option(
         "--recompute",
@@ -81,14 +91,36 @@ _RECOMPUTE = (
 )
 
 
-def recompute_options(command: Callable[..., None]) -> Callable[..., None]:
+def program_option(
+    what: str = "The program", option: str = "--program", *, required: bool = True
+) -> Callable[[_Command], _Command]:
+    """Builds an option that names a program."""
+    text = f"{what}, or the function that builds it; FILE.py:NAME works too."
+    return click.option(option, metavar="MODULE:NAME", required=required, help=text)
+
+
+def allow_options(command: _Command) -> _Command:
+    """Adds the options that say which state may be left behind, as one argument: ``allow_non_restored_state``."""
+
+    @wraps(command)
+    def with_both(*, allow_all: bool, allowed_uids: tuple[str, ...], **options: Any) -> None:
+        command(allow_non_restored_state=allow_all or allowed_uids, **options)
+
+    return _with(_ALLOW, with_both)
+
+
+def recompute_options(command: _Command) -> _Command:
     """Adds the options that say what is recomputed: ``recompute``, ``recompute_changed`` and ``since``."""
-    for option in reversed(_RECOMPUTE):
+    return _with(_RECOMPUTE, command)
+
+
+def _with(options: Sequence[Callable[[_Command], _Command]], command: _Command) -> _Command:
+    for option in reversed(options):
         command = option(command)
     return command
 
 
-def json_option(what: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
+def json_option(what: str) -> Callable[[_Command], _Command]:
     """Builds the option ``--json``."""
     return click.option("--json", "as_json", is_flag=True, help=f"Print {what} as JSON.")
 
@@ -105,3 +137,18 @@ def owner_of(command: str) -> str:
     except (KeyError, OSError):  # in a container, it may have no name
         user = f"uid {os.getuid()}"
     return f"flinkpy {command} by {user} on {socket.gethostname()}"
+
+
+@contextmanager
+def run_options(what: str, remote: str | None) -> Iterator[dict[str, Any]]:
+    """Yields the options of a run that a command starts. Its progress goes to the terminal.
+
+    Args:
+        what: The command, as the owner of the run.
+        remote: The Spark Connect server. Default: a local one.
+    """
+    from dagster_flinkpy.orchestration.resources import SparkResource
+
+    spark = SparkResource() if remote is None else SparkResource(mode="remote", remote=remote)
+    with lines_of(what) as on_progress:
+        yield {"spark": spark, "owner": owner_of(what), "on_progress": on_progress}

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -13,13 +12,14 @@ from rich.console import Console
 from rich.markup import escape
 
 from dagster_flinkpy.cli.common import (
-    allow_all_option,
-    allow_uids_option,
+    allow_options,
     endpoint_url_option,
     json_option,
     location_of,
+    program_option,
 )
-from dagster_flinkpy.cli.terminal import console_of_width, plain_table
+from dagster_flinkpy.cli.terminal import console_of_width, lines_of, plain_table
+from dagster_flinkpy.datastream.checkpointing.state_recovery import NonRestoredState
 from dagster_flinkpy.flink_savepoint.metadata import FlinkOperator
 from dagster_flinkpy.state_processor import FlinkSavepointReader
 from dagster_flinkpy.state_processor.flink_export import ExportReport
@@ -29,12 +29,7 @@ from dagster_flinkpy.state_processor.stored_state import StoredState
 
 __all__ = ["describe_flink_savepoint", "export_flink", "import_flink", "import_spark"]
 
-_needed_program = click.option(
-    "--program",
-    metavar="MODULE:NAME",
-    required=True,
-    help="The program that goes on, or the function that builds it; FILE.py:NAME works too.",
-)
+_program = program_option("The program that goes on")
 _to = click.option("--to", "target", metavar="FOLDER", required=True, help="Folder of the new savepoint.")
 
 
@@ -116,15 +111,14 @@ def _state(state: StoredState) -> dict[str, Any]:
 
 @click.command("import")
 @click.argument("path", metavar="FLINK_SAVEPOINT")
-@_needed_program
+@_program
 @_to
 @click.option(
     "--declared",
     metavar="MODULE:NAME",
     help="Further descriptors of state: a dict of lists by uid, or a function that returns it.",
 )
-@allow_all_option
-@allow_uids_option
+@allow_options
 @json_option("what was imported and left behind")
 @endpoint_url_option
 def import_flink(
@@ -132,8 +126,7 @@ def import_flink(
     program: str,
     target: str,
     declared: str | None,
-    allow_non_restored_state: bool,
-    allowed_uids: tuple[str, ...],
+    allow_non_restored_state: NonRestoredState,
     endpoint_url: str | None,
     as_json: bool,
 ) -> None:
@@ -145,13 +138,13 @@ def import_flink(
     from dagster_flinkpy.orchestration.flink_import import import_savepoint
     from dagster_flinkpy.orchestration.program import load_descriptors, load_program
 
-    with _moving("import") as on_progress:
+    with lines_of("savepoint import") as on_progress:
         report = import_savepoint(
             location_of(path, endpoint_url),
             load_program(program),
             location_of(target, endpoint_url),
             declared=None if declared is None else load_descriptors(declared),
-            allow_non_restored_state=allow_non_restored_state or allowed_uids,
+            allow_non_restored_state=allow_non_restored_state,
             on_progress=on_progress,
         )
     _print_import(report, "Flink", as_json=as_json)
@@ -159,7 +152,7 @@ def import_flink(
 
 @click.command("import-spark")
 @click.argument("path", metavar="CHECKPOINT")
-@_needed_program
+@_program
 @_to
 @click.option(
     "--map",
@@ -168,8 +161,7 @@ def import_flink(
     multiple=True,
     help="Where state of Spark goes, such as 0.total=totals:sum; or sources/0=orders. Default: by name. Repeatable.",
 )
-@allow_all_option
-@allow_uids_option
+@allow_options
 @json_option("what was imported and left behind")
 @endpoint_url_option
 def import_spark(
@@ -177,8 +169,7 @@ def import_spark(
     program: str,
     target: str,
     mapped: tuple[str, ...],
-    allow_non_restored_state: bool,
-    allowed_uids: tuple[str, ...],
+    allow_non_restored_state: NonRestoredState,
     endpoint_url: str | None,
     as_json: bool,
 ) -> None:
@@ -193,14 +184,14 @@ def import_spark(
 
     if wrong := [each for each in mapped if "=" not in each]:
         raise click.BadParameter(f"{wrong[0]!r} is not STATE=UID or STATE=UID:STATE", param_hint="--map")
-    with _moving("import") as on_progress, sessions.open_session() as session:
+    with lines_of("savepoint import") as on_progress, sessions.open_session() as session:
         report = import_spark_checkpoint(
             session,
             location_of(path, endpoint_url),
             load_program(program),
             location_of(target, endpoint_url),
             mapping={name: to for name, _, to in (each.partition("=") for each in mapped)},
-            allow_non_restored_state=allow_non_restored_state or allowed_uids,
+            allow_non_restored_state=allow_non_restored_state,
             on_progress=on_progress,
         )
     _print_import(report, "Spark", as_json=as_json)
@@ -208,18 +199,16 @@ def import_spark(
 
 @click.command("export")
 @click.argument("path", metavar="PATH")
-@_needed_program
+@_program
 @_to
-@allow_all_option
-@allow_uids_option
+@allow_options
 @json_option("what was exported and left behind")
 @endpoint_url_option
 def export_flink(
     path: str,
     program: str,
     target: str,
-    allow_non_restored_state: bool,
-    allowed_uids: tuple[str, ...],
+    allow_non_restored_state: NonRestoredState,
     endpoint_url: str | None,
     as_json: bool,
 ) -> None:
@@ -231,24 +220,16 @@ def export_flink(
     from dagster_flinkpy.orchestration.flink_import import export_savepoint
     from dagster_flinkpy.orchestration.program import load_program
 
-    with _moving("export") as on_progress:
+    with lines_of("savepoint export") as on_progress:
         report = export_savepoint(
             location_of(path, endpoint_url),
             load_program(program),
             location_of(target, endpoint_url),
-            allow_non_restored_state=allow_non_restored_state or allowed_uids,
+            allow_non_restored_state=allow_non_restored_state,
             on_progress=on_progress,
         )
     rows = [(each.uid, each.name, each.flink_name, f"{each.rows:,}") for each in report.exported]
     _print_report(report, "Flink", rows, as_json=as_json)
-
-
-@contextmanager
-def _moving(what: str) -> Iterator[Callable[[str], None]]:
-    """Shows progress, and yields what receives its lines."""
-    console = Console(stderr=True)
-    with console.status(f"savepoint {what} ..."):
-        yield lambda line: console.print(escape(line), soft_wrap=True)
 
 
 def _print_import(report: ImportReport, system: str, *, as_json: bool) -> None:

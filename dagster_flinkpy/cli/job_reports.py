@@ -19,8 +19,7 @@ from dagster_flinkpy.checkpoint.reports.execution_report import ExecutionReport,
 from dagster_flinkpy.checkpoint.reports.job_metrics import JobMetrics
 from dagster_flinkpy.checkpoint.reports.job_overview import JobOverview, is_killed, job_overview, stored_report
 from dagster_flinkpy.cli.common import endpoint_url_option, json_option
-from dagster_flinkpy.cli.metrics_table import metrics_table
-from dagster_flinkpy.cli.terminal import console_of_width, plain_table, time_of, watermark_of
+from dagster_flinkpy.cli.terminal import console_of_width, metrics_table, plain_table, time_of, watermark_of
 from dagster_flinkpy.common.clock import datetime_of_millis
 from dagster_flinkpy.storage import StorageLocation
 

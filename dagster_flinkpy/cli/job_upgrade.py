@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
@@ -16,8 +14,10 @@ from dagster_flinkpy.cli.common import (
     endpoint_url_option,
     json_option,
     location_of,
-    owner_of,
+    program_option,
     recompute_options,
+    remote_option,
+    run_options,
 )
 from dagster_flinkpy.cli.terminal import console_of_width, plain_table
 
@@ -29,37 +29,14 @@ __all__ = ["rollback", "switch", "upgrade"]
 _EXIT_UNKNOWN, _EXIT_DIFFERENT = 3, 4
 
 
-def _program(option: str, what: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    text = f"{what}, or the function that builds it; FILE.py:NAME works too."
-    return click.option(option, metavar="MODULE:NAME", required=True, help=text)
-
-
-_remote = click.option("--remote", metavar="URL", help="Spark Connect server, sc://host. Default: a local one.")
-
-
-@contextmanager
-def _options(what: str, remote: str | None) -> Iterator[dict[str, Any]]:
-    """Yields the options of a run, whose progress goes to the terminal."""
-    from dagster_flinkpy.orchestration.resources import SparkResource
-
-    console = Console(stderr=True)
-
-    def tell(line: str) -> None:
-        console.print(escape(line), soft_wrap=True)
-
-    spark = SparkResource() if remote is None else SparkResource(mode="remote", remote=remote)
-    with console.status(f"{what} ..."):
-        yield {"spark": spark, "owner": owner_of(what), "on_progress": tell}
-
-
 @click.command("upgrade")
 @click.argument("directory", metavar="DIR")
-@_program("--from", "The program as the job runs it")
-@_program("--to", "The program as it shall be")
+@program_option("The program as the job runs it", "--from")
+@program_option("The program as it shall be", "--to")
 @click.option("--at", metavar="chk-N|SAVEPOINT", help="Where both start. Default: the oldest checkpoint that is kept.")
 @click.option("--epochs", type=click.IntRange(min=1), help="Epochs that both run. Default: those completed since.")
 @recompute_options
-@_remote
+@remote_option
 @json_option("the report")
 @endpoint_url_option
 def upgrade(
@@ -81,7 +58,7 @@ def upgrade(
     from dagster_flinkpy.orchestration.upgrade import UpgradeVerdict, prove_upgrade
 
     old, new = load_program(more.pop("from")), load_program(more.pop("to"))
-    with _options("job upgrade", remote) as options:
+    with run_options("job upgrade", remote) as options:
         report = prove_upgrade(old, new, location_of(directory, endpoint_url), at=at, epochs=epochs, **options, **more)
     if as_json:
         facts = {
@@ -106,10 +83,10 @@ def upgrade(
 
 @click.command("switch")
 @click.argument("directory", metavar="DIR")
-@_program("--to", "The new program")
+@program_option("The new program", "--to")
 @click.option("--keep", metavar="NAME", help="Name of the fork with the old state. Default: DIR's name and _before.")
 @recompute_options
-@_remote
+@remote_option
 @endpoint_url_option
 def switch(
     directory: str,
@@ -126,7 +103,7 @@ def switch(
     from dagster_flinkpy.orchestration.program import load_program
     from dagster_flinkpy.orchestration.upgrade import switch_program
 
-    with _options("job switch", remote) as options:
+    with run_options("job switch", remote) as options:
         options |= {"keep": keep, **recompute}
         checkpoint_id = switch_program(load_program(to), location_of(directory, endpoint_url), **options)
     click.echo(f"the new program continues {directory} from checkpoint {checkpoint_id}")
@@ -134,9 +111,9 @@ def switch(
 
 @click.command("rollback")
 @click.argument("directory", metavar="DIR")
-@_program("--to", "The old program")
+@program_option("The old program", "--to")
 @click.option("--kept", metavar="NAME", help="Name of the fork with the old state. Default: DIR's name and _before.")
-@_remote
+@remote_option
 @endpoint_url_option
 def rollback(directory: str, to: str, kept: str | None, remote: str | None, endpoint_url: str | None) -> None:
     """Bring the job in DIR back to its old program, which has kept its state in a fork. No run may be at work.
@@ -146,7 +123,7 @@ def rollback(directory: str, to: str, kept: str | None, remote: str | None, endp
     from dagster_flinkpy.orchestration.program import load_program
     from dagster_flinkpy.orchestration.upgrade import roll_back
 
-    with _options("job rollback", remote) as options:
+    with run_options("job rollback", remote) as options:
         checkpoint_id = roll_back(load_program(to), location_of(directory, endpoint_url), kept=kept, **options)
     click.echo(f"the old program continues {directory} from checkpoint {checkpoint_id}")
 

@@ -26,8 +26,7 @@ from dagster_flinkpy.checkpoint.savepoints.stored_checkpoint import open_checkpo
 from dagster_flinkpy.checkpoint.store import CompletedCheckpointStore
 from dagster_flinkpy.checkpoint.verify import restore_drill, verify_checkpoint
 from dagster_flinkpy.cli.common import (
-    allow_all_option,
-    allow_uids_option,
+    allow_options,
     drain_option,
     endpoint_url_option,
     json_option,
@@ -35,6 +34,8 @@ from dagster_flinkpy.cli.common import (
     owner_of,
     program_option,
     recompute_options,
+    remote_option,
+    run_options,
     savepoint_type_option,
     target_option,
 )
@@ -43,7 +44,7 @@ from dagster_flinkpy.cli.job import ask_job
 from dagster_flinkpy.cli.terminal import bar, console_of_width, plain_table, progress, time_of, watermark_of
 from dagster_flinkpy.common.clock import current_millis, datetime_of_millis
 from dagster_flinkpy.datastream.checkpointing.savepoint_format_type import SavepointFormatType
-from dagster_flinkpy.datastream.checkpointing.state_recovery import RecoveryClaimMode
+from dagster_flinkpy.datastream.checkpointing.state_recovery import NonRestoredState, RecoveryClaimMode
 from dagster_flinkpy.errors import FlinkPyError, JobNotRunningError
 from dagster_flinkpy.metrics import LATE_RECORDS_DROPPED, user_metrics
 from dagster_flinkpy.state_processor import FlinkSavepointReader, read_savepoint
@@ -64,8 +65,6 @@ def savepoint() -> None:
 _UNKNOWN = 3
 """Exit code of a plan that does not know whether a restore would work."""
 
-_remote = click.option("--remote", metavar="URL", help="Spark Connect server for the program. Default: a local one.")
-
 
 def _folder(path: str | None, endpoint_url: str | None) -> StorageLocation | None:
     return None if path is None else location_of(path, endpoint_url)
@@ -75,20 +74,8 @@ def _folder(path: str | None, endpoint_url: str | None) -> StorageLocation | Non
 def _attempt(program: str, job: StorageLocation, remote: str | None, what: str, **options: Any) -> Iterator[JobAttempt]:
     """Runs an execution attempt of the program, as a Dagster job does. Shows its progress on standard error."""
     from dagster_flinkpy.orchestration.program import load_program, program_attempt
-    from dagster_flinkpy.orchestration.resources import SparkResource
 
-    spark = SparkResource() if remote is None else SparkResource(mode="remote", remote=remote)
-    console = Console(stderr=True)
-
-    def tell(line: str) -> None:
-        console.print(escape(line), soft_wrap=True)
-
-    with (
-        console.status(f"{what} ..."),
-        program_attempt(
-            load_program(program), job, spark=spark, owner=owner_of(what), on_progress=tell, **options
-        ) as attempt,
-    ):
+    with run_options(what, remote) as run, program_attempt(load_program(program), job, **run, **options) as attempt:
         yield attempt
 
 
@@ -110,8 +97,8 @@ def trigger(directory: str, target: str | None, format_type: SavepointFormatType
 @target_option
 @savepoint_type_option
 @drain_option
-@program_option
-@_remote
+@program_option(required=False)
+@remote_option
 @endpoint_url_option
 def stop(
     directory: str,
@@ -149,16 +136,15 @@ def stop(
 @click.option(
     "--allow-pickled-state", is_flag=True, help="Restore pickled state. Whoever wrote it can run code in the job."
 )
-@program_option
+@program_option(required=False)
 @click.option("--parallelism", type=click.IntRange(min=1), help="Subtasks per operator from now on. Needs --program.")
-@allow_all_option
-@allow_uids_option
+@allow_options
 @click.option(
     "--claim-mode",
     type=click.Choice([each.name.lower() for each in RecoveryClaimMode]),
     help="Who owns the savepoint afterwards: the job (claim), or still you (no_claim, the default). Needs --program.",
 )
-@_remote
+@remote_option
 @endpoint_url_option
 def restore(
     path: str,
@@ -166,8 +152,7 @@ def restore(
     allow_pickled_state: bool,
     program: str | None,
     parallelism: int | None,
-    allow_non_restored_state: bool,
-    allowed_uids: tuple[str, ...],
+    allow_non_restored_state: NonRestoredState,
     claim_mode: str | None,
     remote: str | None,
     endpoint_url: str | None,
@@ -182,12 +167,12 @@ def restore(
             "restore_from": savepoint.url,
             "parallelism": parallelism,
             "claim_mode": RecoveryClaimMode.NO_CLAIM if claim_mode is None else RecoveryClaimMode[claim_mode.upper()],
-            "allow_non_restored_state": allow_non_restored_state or allowed_uids,
+            "allow_non_restored_state": allow_non_restored_state,
             "allow_pickled_state": allow_pickled_state,
         }
         with _attempt(program, job, remote, what, **options) as attempt:
             checkpoint_id = attempt.commit_restored().checkpoint_id
-    elif parallelism is not None or allow_non_restored_state or allowed_uids or claim_mode is not None:
+    elif parallelism is not None or allow_non_restored_state or claim_mode is not None:
         raise click.UsageError(
             "--parallelism, --allow-non-restored-state, --allow-non-restored-uid and --claim-mode need --program"
         )
@@ -218,15 +203,9 @@ def _checkpoint_to_go_back_to(job: StorageLocation, savepoint: StorageLocation) 
 
 @savepoint.command("plan")
 @click.argument("path", metavar="PATH")
-@click.option(
-    "--program",
-    metavar="MODULE:NAME",
-    required=True,
-    help="The program, or the function that builds it; FILE.py:NAME works too.",
-)
+@program_option()
 @click.option("--parallelism", type=click.IntRange(min=1), help="Subtasks per operator that the run would use.")
-@allow_all_option
-@allow_uids_option
+@allow_options
 @click.option(
     "--allow-pickled-state", is_flag=True, help="Let functions read pickled state. Whoever wrote it can run code here."
 )
@@ -237,8 +216,7 @@ def plan(
     path: str,
     program: str,
     parallelism: int | None,
-    allow_non_restored_state: bool,
-    allowed_uids: tuple[str, ...],
+    allow_non_restored_state: NonRestoredState,
     allow_pickled_state: bool,
     endpoint_url: str | None,
     as_json: bool,
@@ -252,9 +230,8 @@ def plan(
     from dagster_flinkpy.orchestration.program import load_program, plan_restore
 
     stored = open_checkpoint(location_of(path, endpoint_url))
-    allowed = allow_non_restored_state or allowed_uids
     options = {"allow_pickled_state": allow_pickled_state, **recompute}
-    found = plan_restore(load_program(program), stored, parallelism, allowed, **options)
+    found = plan_restore(load_program(program), stored, parallelism, allow_non_restored_state, **options)
     if as_json:
         click.echo(json.dumps(found.to_json(), indent=2))
     else:

@@ -3,21 +3,35 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import datetime, timezone
 from typing import IO
 
 from rich.console import Console
+from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
+from dagster_flinkpy.checkpoint.reports.job_metrics import OperatorMetrics
 from dagster_flinkpy.common.clock import datetime_of_millis
 
-__all__ = ["bar", "console_of_width", "plain_table", "progress", "time_of", "watermark_of"]
+__all__ = ["bar", "console_of_width", "lines_of", "metrics_table", "plain_table", "progress", "time_of", "watermark_of"]
 
 _PIPE_WIDTH = 200
 _BAR_WIDTH = 30
+_COLUMNS = {
+    "records in": "numRecordsIn",
+    "records out": "numRecordsOut",
+    "records in/s": "numRecordsInPerSecond",
+    "records out/s": "numRecordsOutPerSecond",
+    "bytes in": "numBytesIn",
+    "bytes out": "numBytesOut",
+    "busy ms/s": "busyTimeMsPerSecond",
+    "idle ms/s": "idleTimeMsPerSecond",
+    "back-pressured ms/s": "backPressuredTimeMsPerSecond",
+    "watermark lag ms": "watermarkLag",
+}
 _PARTS = " \u258f\u258e\u258d\u258c\u258b\u258a\u2589"  # eighths of a block
 
 
@@ -35,6 +49,15 @@ def plain_table(*columns: str) -> Table:
     table = Table(box=None, header_style="bold", pad_edge=False)
     for column in columns:
         table.add_column(column.lstrip("#"), justify="right" if column.startswith("#") else "left", overflow="fold")
+    return table
+
+
+def metrics_table(operators: Sequence[OperatorMetrics]) -> Table:
+    """Returns a table with a row for each operator."""
+    table = plain_table("uid", *(f"#{title}" for title in _COLUMNS))
+    for operator in operators:
+        values = (operator.total.get(name) for name in _COLUMNS.values())
+        table.add_row(escape(operator.uid), *("-" if value is None else f"{value:,}" for value in values))
     return table
 
 
@@ -63,6 +86,14 @@ def progress(what: str, of: str, total: int | None = None) -> Iterator[Callable[
     with Progress(*columns, console=console, transient=True, redirect_stdout=False, disable=off) as shown:
         task = shown.add_task(what, total=total)
         yield lambda more: shown.advance(task, more)
+
+
+@contextmanager
+def lines_of(what: str) -> Iterator[Callable[[str], None]]:
+    """Shows on standard error that something is at work, and yields what prints lines about it there."""
+    console = Console(stderr=True)
+    with console.status(f"{what} ..."):
+        yield lambda line: console.print(escape(line), soft_wrap=True)
 
 
 def time_of(when: datetime) -> str:
