@@ -23,9 +23,9 @@ __all__ = [
     "int64",
     "key_serializer",
     "millis_of",
-    "row_of",
+    "row_encoder",
     "snapshot_of",
-    "tuple_of",
+    "tuple_encoder",
     "utf",
 ]
 
@@ -102,9 +102,9 @@ def encoder_of(serializer: Serializer) -> Encode:
         UnsupportedSavepointError: Such values cannot be written.
     """
     if serializer.kind == "Row":
-        return row_of(list(map(encoder_of, serializer.parts)))
+        return row_encoder(list(map(encoder_of, serializer.parts)))
     if serializer.kind == "Tuple":
-        return tuple_of(list(map(encoder_of, serializer.parts)))
+        return tuple_encoder(list(map(encoder_of, serializer.parts)))
     if serializer.kind not in _ENCODERS:
         raise UnsupportedSavepointError(f"values of {serializer} cannot be written for Flink")
     return _ENCODERS[serializer.kind]
@@ -189,12 +189,12 @@ _ENCODERS: dict[str, Encode] = {
 }
 
 
-def tuple_of(parts: Sequence[Encode]) -> Encode:
+def tuple_encoder(parts: Sequence[Encode]) -> Encode:
     """Returns the encoder of tuples."""
     return lambda values: b"".join(part(value) for part, value in zip(parts, values, strict=True))
 
 
-def row_of(parts: Sequence[Encode], kind_of: Callable[[Any], int] = lambda row: 0) -> Encode:
+def row_encoder(parts: Sequence[Encode], kind_of: Callable[[Any], int] = lambda row: 0) -> Encode:
     """Returns the encoder of rows: two bits for the kind, and for each field whether it is null; then the others."""
     padding = -(len(parts) + 2) % 8
     width = (len(parts) + 2 + padding) // 8

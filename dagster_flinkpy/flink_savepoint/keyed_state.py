@@ -20,8 +20,7 @@ from dagster_flinkpy.flink_savepoint.entries import Entries, read_entries
 from dagster_flinkpy.flink_savepoint.header import KeyedHeader, StateHeader, read_keyed_header
 from dagster_flinkpy.flink_savepoint.metadata import KeyedFormat, KeyedHandle
 from dagster_flinkpy.flink_savepoint.serializers import Serializer, decoder_of
-from dagster_flinkpy.flink_savepoint.snappy_frames import decompress
-from dagster_flinkpy.flink_savepoint.stored_bytes import StoredBytes
+from dagster_flinkpy.flink_savepoint.stored_bytes import StoredBytes, decompress
 
 __all__ = ["DAMAGED", "KeyedFile", "StateRows"]
 

@@ -17,7 +17,7 @@ from dagster_flinkpy.common.typeinfo import ListTypeInfo, PickledBytesTypeInfo, 
 from dagster_flinkpy.datastream.checkpointing.state_recovery import NonRestoredState
 from dagster_flinkpy.errors import ConfigurationError, UnsupportedSavepointError
 from dagster_flinkpy.flink_savepoint.java_encoders import Encode, encoder_of, int32, int64, key_serializer
-from dagster_flinkpy.flink_savepoint.python_encoders import encoder_of_type
+from dagster_flinkpy.flink_savepoint.python_coders import encoder_of_type
 from dagster_flinkpy.flink_savepoint.savepoint import METADATA
 from dagster_flinkpy.flink_savepoint.serializers import Serializer
 from dagster_flinkpy.flink_savepoint.writer import (

@@ -17,7 +17,7 @@ import pytest
 
 from dagster_flinkpy.errors import CorruptStateError, FlinkPyError, UnsupportedSavepointError
 from dagster_flinkpy.flink_savepoint.pickled_data import load_data
-from dagster_flinkpy.flink_savepoint.snappy_frames import decompress
+from dagster_flinkpy.flink_savepoint.stored_bytes import decompress
 from dagster_flinkpy.state_processor import read_savepoint
 from tests.flink_savepoint.corpus import DECLARED, READABLE, SAVEPOINTS
 

@@ -25,8 +25,7 @@ from dagster_flinkpy.datastream.state import MapStateDescriptor, ValueStateDescr
 from dagster_flinkpy.errors import UnsupportedSavepointError
 from dagster_flinkpy.flink_savepoint.header import StateHeader
 from dagster_flinkpy.flink_savepoint.java_encoders import encoder_of, key_serializer
-from dagster_flinkpy.flink_savepoint.python_coders import coder_of
-from dagster_flinkpy.flink_savepoint.python_encoders import encoder_of_type
+from dagster_flinkpy.flink_savepoint.python_coders import coder_of, encoder_of_type
 from dagster_flinkpy.flink_savepoint.savepoint import METADATA
 from dagster_flinkpy.flink_savepoint.serializers import decoder_of
 from dagster_flinkpy.key_hashes import assign_to_key_group
