@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import fnmatch
 import json
 import re
@@ -13,7 +12,7 @@ from datetime import datetime, timedelta
 from functools import lru_cache, partial
 from typing import TYPE_CHECKING
 
-from dagster_flinkpy.common.arguments import check_count, check_interval
+from dagster_flinkpy.common.arguments import check_count
 from dagster_flinkpy.common.decimals import check_has_scale
 from dagster_flinkpy.common.typeinfo import RowTypeInfo
 from dagster_flinkpy.connectors.commit.table_sink import checked_location
@@ -34,7 +33,6 @@ from dagster_flinkpy.datastream.connectors.base import (
     SplitEnumerator,
     position_field,
 )
-from dagster_flinkpy.datastream.connectors.epoch_limits import EpochLimits
 from dagster_flinkpy.datastream.connectors.partitions import PartitionedSource, TimePartition
 from dagster_flinkpy.errors import ConfigurationError, InputChangedError, SourceReadError, StorageError
 from dagster_flinkpy.storage import ObjectInfo, ObjectStore, StorageLocation
@@ -120,20 +118,15 @@ class ParquetSource(RowSource, PartitionedSource):
         discovery_interval: timedelta = Source.discovery_interval,
         batch_rows: int = 8192,
     ) -> None:
-        self._declare(row_type)
-        check_interval("ParquetSource()", discovery_interval)
-        check_count("ParquetSource()", "batch_rows", batch_rows, "rows")
+        self._declare(row_type, bounded, max_records_per_epoch, max_bytes_per_epoch, batch_rows, discovery_interval)
         if max_files_per_epoch is not None:
             check_count("ParquetSource()", "max_files_per_epoch", max_files_per_epoch, "files")
         self.location = checked_location("ParquetSource()", location)
         self.pattern = pattern
-        self.bounded = bounded
         self.since = since
         self.until = until
         self.max_files_per_epoch = max_files_per_epoch
-        self.limits = EpochLimits.checked("ParquetSource()", max_records_per_epoch, max_bytes_per_epoch)
         self.partition_format = partition_format
-        self.discovery_interval, self.batch_rows = discovery_interval, batch_rows
         if row_type is not None:
             check_has_scale(row_type, f"row_type of the Parquet source {self.location.url}")
         self._before: str | None = None
@@ -143,9 +136,8 @@ class ParquetSource(RowSource, PartitionedSource):
 
     def for_partition(self, partition: TimePartition) -> ParquetSource:
         since, before = self._bounds(partition)
-        part = copy.copy(self)
-        part.bounded, part.max_files_per_epoch, part.limits = True, None, EpochLimits()
-        part.since, part._before = max(since, self.since or since), before
+        part = self._part()
+        part.max_files_per_epoch, part.since, part._before = None, max(since, self.since or since), before
         return part
 
     def _bounds(self, partition: TimePartition) -> tuple[str, str]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import json
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
@@ -16,7 +15,6 @@ from dagster_flinkpy.connectors.commit.table_sink import check_folder, checked_l
 from dagster_flinkpy.connectors.sources.declared_source import RowSource, names_of_partition
 from dagster_flinkpy.connectors.sources.split_enumerators import OpenEnumerator, OpenSplits, RowMeter
 from dagster_flinkpy.datastream.connectors.base import Json, SourceLag, SourceSplit, SplitEnumerator
-from dagster_flinkpy.datastream.connectors.epoch_limits import EpochLimits
 from dagster_flinkpy.datastream.connectors.partitions import PartitionedSource, TimePartition
 from dagster_flinkpy.errors import ConfigurationError, InputChangedError, InputTypeError, TypeMismatchError
 from dagster_flinkpy.json_records import Count, JsonRecord
@@ -116,15 +114,12 @@ class TableSource(RowSource, PartitionedSource):
         batch_rows: int,
     ) -> None:
         call = f"{type(self).__name__}()"
-        self._declare(row_type)
-        for name, number in (("batch_rows", batch_rows), ("max_files_per_epoch", max_files_per_epoch)):
-            if number is not None:
-                check_count(call, name, number, "rows or files")
+        self._declare(row_type, bounded, max_records_per_epoch, max_bytes_per_epoch, batch_rows)
+        if max_files_per_epoch is not None:
+            check_count(call, "max_files_per_epoch", max_files_per_epoch, "files")
         self.location = checked_location(call, location)
         check_folder(call, self.location, self.unreadable)
-        self.bounded, self.max_files_per_epoch = bounded, max_files_per_epoch
-        self.limits = EpochLimits.checked(call, max_records_per_epoch, max_bytes_per_epoch)
-        self.skip_changes, self.batch_rows = skip_changes, batch_rows
+        self.max_files_per_epoch, self.skip_changes = max_files_per_epoch, skip_changes
         if partition_column is not None:
             check_name(f"{call} as partition_column", partition_column)
         check_name(f"{call} as partition_format", partition_format)
@@ -157,9 +152,8 @@ class TableSource(RowSource, PartitionedSource):
 
     def for_partition(self: SourceT, partition: TimePartition) -> SourceT:
         self.check_partition(partition)
-        part = copy.copy(self)
-        part.bounded, part.max_files_per_epoch, part.partition = True, None, partition
-        part.limits = EpochLimits()
+        part = self._part()
+        part.max_files_per_epoch, part.partition = None, partition
         return part
 
     def create_enumerator(self, restored: Json | None) -> SplitEnumerator:

@@ -6,12 +6,11 @@ import re
 from datetime import timedelta
 from typing import ClassVar
 
-from dagster_flinkpy.common.arguments import check_argument, check_count, check_installed, check_interval, check_name
+from dagster_flinkpy.common.arguments import check_argument, check_installed, check_name
 from dagster_flinkpy.common.typeinfo import RowTypeInfo, Types
 from dagster_flinkpy.connectors.postgres.sql_types import schema_and_table, table_uri
 from dagster_flinkpy.connectors.sources.declared_source import RowSource
 from dagster_flinkpy.datastream.connectors.base import Source
-from dagster_flinkpy.datastream.connectors.epoch_limits import EpochLimits
 from dagster_flinkpy.errors import ConfigurationError
 
 __all__ = ["PostgresChangeSource"]
@@ -90,9 +89,8 @@ class PostgresChangeSource(RowSource):
         check_name(f"{call} as conninfo", conninfo)
         check_name(f"{call} as table", table)
         self._added = {"row_kind": Types.STRING(), "commit_time": Types.SQL_TIMESTAMP()}
-        self._declare(row_type)
+        self._declare(row_type, bounded, max_records_per_epoch, max_bytes_per_epoch, batch_rows, discovery_interval)
         check_argument(f"snapshot of {call}", snapshot, bool, "True or False")
-        check_interval(call, discovery_interval)
         if publication is not None:
             check_name(f"{call} as publication", publication)
         check_installed(call[:-2], "psycopg", "postgres")
@@ -100,13 +98,9 @@ class PostgresChangeSource(RowSource):
             raise ConfigurationError(f"slot {slot!r} of {call} must be lower-case letters, digits and _, at most 63")
         if changelog_mode not in ("all", "upsert"):
             raise ConfigurationError(f"changelog_mode={changelog_mode!r} of {call} must be 'all' or 'upsert'")
-        check_count(call, "batch_rows", batch_rows, "changes")
         self.conninfo, (self.schema, self.table) = conninfo, schema_and_table(table)
         self.slot, self.publication = slot, publication or slot
-        self.changelog_mode, self.snapshot = changelog_mode, snapshot
-        self.bounded, self.skip_truncate = bounded, skip_truncate
-        self.limits = EpochLimits.checked(call, max_records_per_epoch, max_bytes_per_epoch)
-        self.discovery_interval, self.batch_rows = discovery_interval, batch_rows
+        self.changelog_mode, self.snapshot, self.skip_truncate = changelog_mode, snapshot, skip_truncate
         self.all_columns = row_type is None
 
     def uris(self) -> list[str]:

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Sequence
 from datetime import timedelta
 from typing import ClassVar
 
-from dagster_flinkpy.common.arguments import check_argument, check_count, check_installed, check_interval, check_name
+from dagster_flinkpy.common.arguments import check_argument, check_installed, check_name
 from dagster_flinkpy.common.typeinfo import RowTypeInfo
 from dagster_flinkpy.connectors.postgres.sql_types import schema_and_table, table_uri
 from dagster_flinkpy.connectors.sources.declared_source import RowSource
 from dagster_flinkpy.datastream.connectors.base import Source
-from dagster_flinkpy.datastream.connectors.epoch_limits import EpochLimits
 from dagster_flinkpy.datastream.connectors.partitions import PartitionedSource, TimePartition
 from dagster_flinkpy.errors import ConfigurationError
 
@@ -81,13 +79,11 @@ class PostgresSource(RowSource, PartitionedSource):
         self.columns = (column,) if isinstance(column, str) else tuple(column) if isinstance(column, Sequence) else ()
         check_name("PostgresSource() as conninfo", conninfo)
         check_name("PostgresSource() as table", table)
-        self._declare(row_type)
+        self._declare(row_type, bounded, max_records_per_epoch, max_bytes_per_epoch, batch_rows, discovery_interval)
         check_argument("delay of PostgresSource()", delay, (timedelta, type(None)), "a timedelta")
-        check_interval("PostgresSource()", discovery_interval)
         check_installed("PostgresSource", "psycopg", "postgres")
         if not self.columns or not all(isinstance(name, str) and name for name in self.columns):
             raise ConfigurationError(f"PostgresSource() needs the name of a column that only grows, not {column!r}")
-        check_count("PostgresSource()", "batch_rows", batch_rows, "rows")
         if delay is not None and delay < timedelta(0):
             raise ConfigurationError(f"delay={delay} of PostgresSource() must not be negative")
         if bounded and delay is not None:
@@ -95,14 +91,12 @@ class PostgresSource(RowSource, PartitionedSource):
                 "PostgresSource(bounded=True) reads all rows that are committed: leave out delay, or bounded"
             )
         self.conninfo, (self.schema, self.table) = conninfo, schema_and_table(table)
-        self.bounded, self.delay = bounded, delay
-        self.limits = EpochLimits.checked("PostgresSource()", max_records_per_epoch, max_bytes_per_epoch)
-        self.discovery_interval, self.batch_rows = discovery_interval, batch_rows
+        self.delay = delay
         self.partition: TimePartition | None = None
 
     def for_partition(self, partition: TimePartition) -> PostgresSource:
-        part = copy.copy(self)
-        part.bounded, part.limits, part.partition = True, EpochLimits(), partition
+        part = self._part()
+        part.partition = partition
         return part
 
     def uris(self) -> list[str]:

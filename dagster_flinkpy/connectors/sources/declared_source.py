@@ -8,10 +8,11 @@ from datetime import timedelta
 from functools import cached_property, lru_cache
 from typing import TYPE_CHECKING, ClassVar
 
-from dagster_flinkpy.common.arguments import check_argument
+from dagster_flinkpy.common.arguments import check_argument, check_count, check_interval
 from dagster_flinkpy.common.typeinfo import RowTypeInfo, TypeInformation, Types
 from dagster_flinkpy.connectors.sources.split_enumerators import ResumedRows
 from dagster_flinkpy.datastream.connectors.base import Json, Source, SourceSplit, SplitEnumerator
+from dagster_flinkpy.datastream.connectors.epoch_limits import EpochLimits
 from dagster_flinkpy.datastream.connectors.partitions import TimePartition
 from dagster_flinkpy.errors import ConfigurationError, SourceReadError
 from dagster_flinkpy.registry import call_registered
@@ -69,10 +70,29 @@ class RowSource(DeclaredSource):
         """Yields the rows of a split up to its stop; see :meth:`ResumedRows.read`."""
         return (self._resumed or ResumedRows()).read(split, read)
 
-    def _declare(self, row_type: RowTypeInfo | None) -> None:
-        call = f"row_type of {type(self).__name__}()"
-        check_argument(call, row_type, (RowTypeInfo, type(None)), "Types.ROW_NAMED(...)")
+    def _declare(
+        self,
+        row_type: RowTypeInfo | None,
+        bounded: bool | None,
+        max_records_per_epoch: int | None,
+        max_bytes_per_epoch: int | None,
+        batch_rows: int = 8192,
+        discovery_interval: timedelta = Source.discovery_interval,
+    ) -> None:
+        """Takes the arguments that all such sources have, after a check."""
+        call = f"{type(self).__name__}()"
+        check_argument(f"row_type of {call}", row_type, (RowTypeInfo, type(None)), "Types.ROW_NAMED(...)")
         self._row_type = None if row_type is None else self._checked(row_type)
+        check_interval(call, discovery_interval)
+        check_count(call, "batch_rows", batch_rows, "rows")
+        self.bounded, self.batch_rows, self.discovery_interval = bounded, batch_rows, discovery_interval
+        self.limits = EpochLimits.checked(call, max_records_per_epoch, max_bytes_per_epoch)
+
+    def _part(self) -> Self:
+        """Returns a copy for a time partition: its input ends, and is read in one epoch."""
+        part = copy.copy(self)
+        part.bounded, part.limits = True, EpochLimits()
+        return part
 
     def _checked(self, columns: RowTypeInfo) -> RowTypeInfo:
         if twice := [name for name in self._added if name in columns.field_names]:

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, ClassVar
 from dagster_flinkpy.common.arguments import check_argument
 from dagster_flinkpy.common.typeinfo import RowTypeInfo
 from dagster_flinkpy.connectors.sources.declared_source import RowSource
-from dagster_flinkpy.datastream.connectors.epoch_limits import EpochLimits
 from dagster_flinkpy.errors import ConfigurationError
 
 if TYPE_CHECKING:
@@ -60,10 +59,9 @@ class PythonDataSource(RowSource):
 
         call = "PythonDataSource()"
         check_argument(call, data_source, DataSource, "an instance of a pyspark.sql.datasource.DataSource")
-        self._declare(row_type)
-        self.limits = EpochLimits.checked(call, max_records_per_epoch, max_bytes_per_epoch)
+        self._declare(row_type, True if batch else bounded, max_records_per_epoch, max_bytes_per_epoch)
         if batch and (self.limits or bounded is False):
             raise ConfigurationError(f"{call} with batch=True reads all in one epoch, and ends: leave out the limits")
         if None not in (max_records_per_epoch, max_bytes_per_epoch):
             raise ConfigurationError(f"{call} gives latestOffset() one limit: leave out one of the two")
-        self.data_source, self.bounded, self.batch = data_source, True if batch else bounded, batch
+        self.data_source, self.batch = data_source, batch
