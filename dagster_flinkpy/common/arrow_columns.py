@@ -77,7 +77,6 @@ class BasicColumn:
         self._fits = next((fits for fits in _INFERRED if fits(arrow_type)), None)
 
     def to_arrow(self, values: Sequence[Any]) -> pa.Array:
-        """See ``TypeInformation.to_arrow``."""
         try:
             return self._build(values)
         except _ARROW_REFUSES as e:
@@ -107,7 +106,6 @@ class BasicColumn:
         return ""
 
     def from_arrow(self, column: pa.Array) -> list[Any]:
-        """See ``TypeInformation.from_arrow``."""
         if not self._by_numpy:
             return cast("list[Any]", column.to_pylist())
         if column.null_count == 0:

@@ -138,16 +138,13 @@ class DriverObjectStore(ObjectStore):
         self.url = location.url
 
     def get(self, key: str) -> tuple[bytes, str]:
-        """See ``ObjectStore``."""
         data = self._read(key)
         return data, hashlib.sha256(data).hexdigest()
 
     def get_range(self, key: str, start: int, length: int) -> bytes:
-        """See ``ObjectStore``."""
         return self._read(key)[start : start + length]
 
     def head(self, key: str) -> ObjectInfo | None:
-        """See ``ObjectStore``."""
         try:
             data, etag = self.get(key)
         except ObjectNotFoundError:
@@ -155,38 +152,34 @@ class DriverObjectStore(ObjectStore):
         return ObjectInfo(key, len(data), etag, datetime.now(timezone.utc))
 
     def put(self, key: str, data: bytes, *, if_none_match: bool = False, if_match: str | None = None) -> str:
-        """See ``ObjectStore``. If the condition does not hold, the epoch fails when the driver finds out."""
+        """If the condition does not hold, the epoch fails when the driver finds out."""
         if if_match is not None:
             self._refuse(f"replace {key!r}")
         self._ask("put", key, data, url=self._url(key), if_none_match=if_none_match)
         return hashlib.sha256(data).hexdigest()
 
     def delete(self, key: str) -> None:
-        """See ``ObjectStore``."""
         self._ask("delete", key)
 
     def delete_many(self, keys: Iterable[str]) -> None:
-        """See ``ObjectStore``."""
         for key in keys:
             self.delete(key)
 
     def list(self, prefix: str = "") -> Iterator[ObjectInfo]:
-        """See ``ObjectStore``."""
         self._refuse(f"list {check_prefix(prefix)!r}")
 
     def list_folders(self, prefix: str = "") -> Iterator[str]:
-        """See ``ObjectStore``."""
         self._refuse(f"list {check_prefix(prefix)!r}")
 
     def create_upload(self, key: str) -> str:
-        """See ``ObjectStore``. The id is a name; see :class:`Names`."""
+        """The id is a name; see :class:`Names`."""
         self._ask("create_upload", key, upload_id=(name := _new_name()))
         return name
 
     def upload_part(
         self, key: str, upload_id: str, number: int, data: bytes | bytearray, *, sha256_of_all: str | None = None
     ) -> UploadedPart:
-        """See ``ObjectStore``. The ETag is a name; see :class:`Names`."""
+        """The ETag is a name; see :class:`Names`."""
         name, digest = _new_name(), sha256_of_all
         self._ask("upload_part", key, bytes(data), upload_id=upload_id, number=number, etag=name, sha256_of_all=digest)
         return UploadedPart(number, name)
@@ -194,24 +187,19 @@ class DriverObjectStore(ObjectStore):
     def complete_upload(
         self, key: str, upload_id: str, parts: Sequence[UploadedPart], *, if_none_match: bool = True
     ) -> None:
-        """See ``ObjectStore``."""
         etags = [[part.number, part.etag] for part in parts]
         self._ask("complete_upload", key, upload_id=upload_id, parts=etags, if_none_match=if_none_match)
 
     def abort_upload(self, key: str, upload_id: str) -> None:
-        """See ``ObjectStore``."""
         self._files.forget_upload(upload_id)
 
     def list_uploads(self, prefix: str = "") -> Iterator[UploadInfo]:
-        """See ``ObjectStore``."""
         self._refuse(f"list the uploads of {check_prefix(prefix)!r}")
 
     def child(self, prefix: str) -> ObjectStore:
-        """See ``ObjectStore``."""
         return DriverObjectStore(self._location.child(prefix), self._files)
 
     def beside(self, path: str) -> ObjectStore:
-        """See ``ObjectStore``."""
         return DriverObjectStore(self._location.parent.child(path), self._files)
 
     def _url(self, key: str) -> str:

@@ -74,14 +74,12 @@ class LocalObjectStore(ObjectStore):
 
     @reads_origins
     def get(self, key: str) -> tuple[bytes, str]:
-        """See ``ObjectStore``."""
         with self._reading(key) as file:
             data = file.read()
         return data, hashlib.sha256(data).hexdigest()
 
     @reads_origins
     def get_range(self, key: str, start: int, length: int) -> bytes:
-        """See ``ObjectStore``."""
         if start < 0 or length < 0:
             raise ConfigurationError(f"range of {key!r}: start {start} and length {length} must not be negative")
         with self._reading(key) as file:
@@ -89,7 +87,6 @@ class LocalObjectStore(ObjectStore):
             return file.read(length)
 
     def head(self, key: str) -> ObjectInfo | None:
-        """See ``ObjectStore``."""
         try:
             with self._reading(key) as file:
                 status = os.fstat(file.fileno())
@@ -98,7 +95,6 @@ class LocalObjectStore(ObjectStore):
             return None
 
     def put(self, key: str, data: bytes, *, if_none_match: bool = False, if_match: str | None = None) -> str:
-        """See ``ObjectStore``."""
         path = self._path(key)
         with translated(f"write {path}"), temporary(path.parent) as (complete, file):
             file.write(data)
@@ -107,7 +103,6 @@ class LocalObjectStore(ObjectStore):
         return hashlib.sha256(data).hexdigest()
 
     def delete(self, key: str) -> None:
-        """See ``ObjectStore``."""
         path = self._path(key)
         with translated(f"delete {path}"):
             if path.is_file():
@@ -116,12 +111,10 @@ class LocalObjectStore(ObjectStore):
                 self._prune(path.parent)
 
     def delete_many(self, keys: Iterable[str]) -> None:
-        """See ``ObjectStore``."""
         for key in keys:
             self.delete(key)
 
     def list(self, prefix: str = "") -> Iterator[ObjectInfo]:
-        """See ``ObjectStore``."""
         folder, start = _split(prefix)
         for key, entry in _walk(self._root / folder, folder, start):
             with suppress(FileNotFoundError):
@@ -129,7 +122,6 @@ class LocalObjectStore(ObjectStore):
                 yield ObjectInfo(key, status.st_size, "", _time(status.st_mtime))
 
     def find(self, key: str) -> ObjectInfo | None:
-        """See ``ObjectStore``."""
         path = self._path(key)
         with translated(f"look at {path}"), suppress(FileNotFoundError):
             if path.is_file():
@@ -138,7 +130,6 @@ class LocalObjectStore(ObjectStore):
         return None
 
     def list_input(self, selects: Callable[[str], bool], prefix: str = "") -> Iterator[ObjectInfo]:
-        """See ``ObjectStore``."""
         folder, start = _split(prefix)
         return (
             ObjectInfo(key, status.st_size, "", _time(status.st_mtime))
@@ -146,18 +137,15 @@ class LocalObjectStore(ObjectStore):
         )
 
     def list_folders(self, prefix: str = "") -> Iterator[str]:
-        """See ``ObjectStore``."""
         folder, start = _split(prefix)
         for name, entry in _scan(self._root / folder):
             if name.endswith("/") and name.startswith(start) and any(True for _ in _walk(Path(entry.path), "", "")):
                 yield folder + name
 
     def root_exists(self) -> bool:
-        """See ``ObjectStore``."""
         return self._root.is_dir()
 
     def create_upload(self, key: str) -> str:
-        """See ``ObjectStore``."""
         path = self._path(key)
         upload_id = f"{current_millis():013d}-{uuid.uuid4().hex}"
         with translated(f"stage {path}"), locked(path.parent):
@@ -167,7 +155,6 @@ class LocalObjectStore(ObjectStore):
     def upload_part(
         self, key: str, upload_id: str, number: int, data: bytes | bytearray, *, sha256_of_all: str | None = None
     ) -> UploadedPart:
-        """See ``ObjectStore``."""
         if not 1 <= number <= 10_000:
             raise ConfigurationError(f"part number {number} of {key!r} is not in 1 to 10000")
         upload = self._upload(key, upload_id)
@@ -180,7 +167,6 @@ class LocalObjectStore(ObjectStore):
     def complete_upload(
         self, key: str, upload_id: str, parts: Sequence[UploadedPart], *, if_none_match: bool = True
     ) -> None:
-        """See ``ObjectStore``."""
         if not parts:
             raise ConfigurationError(f"upload {upload_id!r} of {key!r} has no parts to complete")
         parts = sorted(parts, key=lambda part: part.number)
@@ -192,7 +178,6 @@ class LocalObjectStore(ObjectStore):
         self.abort_upload(key, upload_id)
 
     def abort_upload(self, key: str, upload_id: str) -> None:
-        """See ``ObjectStore``."""
         upload, directory = self._upload(key, upload_id), self._path(key).parent
         with translated(f"remove the upload of {self._path(key)}"):
             if upload.exists():
@@ -201,7 +186,6 @@ class LocalObjectStore(ObjectStore):
                 self._prune(directory)
 
     def list_uploads(self, prefix: str = "") -> Iterator[UploadInfo]:
-        """See ``ObjectStore``."""
         folder, _ = _split(prefix)
         found = []
         for directory, folders, _ in os.walk(self._root / folder):
@@ -214,11 +198,9 @@ class LocalObjectStore(ObjectStore):
         return iter(sorted(found, key=lambda upload: (upload.key, upload.upload_id)))
 
     def child(self, prefix: str) -> LocalObjectStore:
-        """See ``ObjectStore``."""
         return LocalObjectStore(self._path(prefix.rstrip("/")))
 
     def beside(self, path: str) -> LocalObjectStore:
-        """See ``ObjectStore``."""
         return LocalObjectStore(self._root.parent).child(path)
 
     def _path(self, key: str) -> Path:

@@ -162,7 +162,6 @@ class S3ObjectStore(ObjectStore):
 
     @reads_origins
     def get(self, key: str) -> tuple[bytes, str]:
-        """See ``ObjectStore``."""
         full = self._full(key)
 
         def read() -> tuple[bytes, str]:
@@ -174,7 +173,6 @@ class S3ObjectStore(ObjectStore):
 
     @reads_origins
     def get_range(self, key: str, start: int, length: int) -> bytes:
-        """See ``ObjectStore``."""
         from botocore.exceptions import IncompleteReadError
 
         if start < 0 or length < 0:
@@ -201,7 +199,6 @@ class S3ObjectStore(ObjectStore):
             return b""
 
     def head(self, key: str) -> ObjectInfo | None:
-        """See ``ObjectStore``."""
         full = self._full(key)
         try:
             with self._translated("s3:GetObject", key):
@@ -212,7 +209,6 @@ class S3ObjectStore(ObjectStore):
         return ObjectInfo(key, found["ContentLength"], etag, found["LastModified"])
 
     def put(self, key: str, data: bytes, *, if_none_match: bool = False, if_match: str | None = None) -> str:
-        """See ``ObjectStore``."""
         full, write_id = self._full(key), uuid.uuid4().hex
         request: PutObjectRequestTypeDef = {
             "Bucket": self._bucket,
@@ -240,13 +236,11 @@ class S3ObjectStore(ObjectStore):
             return etag
 
     def delete(self, key: str) -> None:
-        """See ``ObjectStore``."""
         full = self._full(key)
         with self._translated("s3:DeleteObject", key):
             self._client.delete_object(Bucket=self._bucket, Key=full)
 
     def delete_many(self, keys: Iterable[str]) -> None:
-        """See ``ObjectStore``."""
         remaining = iter(keys)
         while batch := [self._full(key) for key in islice(remaining, _DELETE_BATCH)]:
             self._delete_batch(batch)
@@ -278,7 +272,6 @@ class S3ObjectStore(ObjectStore):
             )
 
     def list(self, prefix: str = "") -> Iterator[ObjectInfo]:
-        """See ``ObjectStore``."""
         pages = self._client.get_paginator("list_objects_v2").paginate(
             Bucket=self._bucket, Prefix=self._root + check_prefix(prefix)
         )
@@ -290,7 +283,6 @@ class S3ObjectStore(ObjectStore):
                     yield ObjectInfo(key, found["Size"], _bare(found["ETag"]), found["LastModified"])
 
     def list_folders(self, prefix: str = "") -> Iterator[str]:
-        """See ``ObjectStore``."""
         pages = self._client.get_paginator("list_objects_v2").paginate(
             Bucket=self._bucket, Prefix=self._root + check_prefix(prefix), Delimiter="/"
         )
@@ -301,11 +293,9 @@ class S3ObjectStore(ObjectStore):
                     yield found["Prefix"].removeprefix(self._root)
 
     def check_way(self) -> None:
-        """See ``ObjectStore``."""
         _check_way(self._client, self._bucket, os.getpid())
 
     def create_upload(self, key: str) -> str:
-        """See ``ObjectStore``."""
         request: CreateMultipartUploadRequestTypeDef = {"Bucket": self._bucket, "Key": self._full(key)}
         if self._kms_key_id is not None:
             request["ServerSideEncryption"], request["SSEKMSKeyId"] = "aws:kms", self._kms_key_id
@@ -317,7 +307,6 @@ class S3ObjectStore(ObjectStore):
     def upload_part(
         self, key: str, upload_id: str, number: int, data: bytes | bytearray, *, sha256_of_all: str | None = None
     ) -> UploadedPart:
-        """See ``ObjectStore``."""
         full = self._full(key)
         if not 1 <= number <= 10_000:
             raise ConfigurationError(f"part number {number} of {key!r} is not in 1 to 10000")
@@ -330,7 +319,6 @@ class S3ObjectStore(ObjectStore):
     def complete_upload(
         self, key: str, upload_id: str, parts: Sequence[UploadedPart], *, if_none_match: bool = True
     ) -> None:
-        """See ``ObjectStore``."""
         if not parts:
             raise ConfigurationError(f"upload {upload_id!r} of {key!r} has no parts to complete")
         parts = sorted(parts, key=lambda part: part.number)
@@ -354,7 +342,6 @@ class S3ObjectStore(ObjectStore):
             raise
 
     def abort_upload(self, key: str, upload_id: str) -> None:
-        """See ``ObjectStore``."""
         full = self._full(key)
         try:
             with self._translated("s3:AbortMultipartUpload", key):
@@ -363,7 +350,6 @@ class S3ObjectStore(ObjectStore):
             return
 
     def list_uploads(self, prefix: str = "") -> Iterator[UploadInfo]:
-        """See ``ObjectStore``."""
         pages = self._client.get_paginator("list_multipart_uploads").paginate(
             Bucket=self._bucket, Prefix=self._root + check_prefix(prefix)
         )
@@ -374,11 +360,9 @@ class S3ObjectStore(ObjectStore):
                     yield UploadInfo(found["Key"].removeprefix(self._root), found["UploadId"])
 
     def child(self, prefix: str) -> S3ObjectStore:
-        """See ``ObjectStore``."""
         return S3ObjectStore(self._client, self._bucket, self._full(prefix.rstrip("/")), self._kms_key_id)
 
     def beside(self, path: str) -> S3ObjectStore:
-        """See ``ObjectStore``."""
         parent = self._root.rstrip("/").rpartition("/")[0]
         return S3ObjectStore(self._client, self._bucket, parent, self._kms_key_id).child(path)
 
