@@ -87,5 +87,5 @@ register("kafka_staging_writer", "dagster_flinkpy.connectors.kafka.writer:KafkaS
 register("kafka_direct_writer", "dagster_flinkpy.connectors.kafka.writer:DirectWriter")
 register("kafka_appending_committer", "dagster_flinkpy.connectors.kafka.committer:AppendingCommitter")
 register("kafka_committer", "dagster_flinkpy.connectors.kafka.committer:KafkaCommitter")
-register("kinesis_enumerator", "dagster_flinkpy.connectors.kinesis.enumerator:KinesisEnumerator")
+register("kinesis_enumerator", "dagster_flinkpy.connectors.kinesis.client:KinesisEnumerator")
 register("kinesis_reader", "dagster_flinkpy.connectors.kinesis.client:read_shard")

@@ -18,8 +18,7 @@ from dagster_flinkpy.checkpoint.metadata import METADATA_NAME, CheckpointMetadat
 from dagster_flinkpy.checkpoint.traces import SAVEPOINT_PREFIX
 from dagster_flinkpy.errors import CorruptMetadataError, ObjectNotFoundError, PreconditionFailedError
 from dagster_flinkpy.json_records import Id, JsonRecord, Millis
-from dagster_flinkpy.storage.conditional import put_if
-from dagster_flinkpy.storage.object_store import ObjectStore
+from dagster_flinkpy.storage.object_store import ObjectStore, put_if
 
 __all__ = [
     "CLAIMS_FOLDER",

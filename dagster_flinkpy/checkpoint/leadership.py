@@ -10,8 +10,7 @@ from dagster_flinkpy.checkpoint.head import HEAD_KEY, Head, read_head
 from dagster_flinkpy.checkpoint.traces import find_traces, head_lost
 from dagster_flinkpy.errors import CheckpointError, CorruptMetadataError, PreconditionFailedError
 from dagster_flinkpy.storage import lease
-from dagster_flinkpy.storage.conditional import put_if
-from dagster_flinkpy.storage.object_store import ObjectStore
+from dagster_flinkpy.storage.object_store import ObjectStore, put_if
 
 __all__ = ["Lead", "take_lead"]
 

@@ -27,8 +27,7 @@ from dagster_flinkpy.errors import (
     UnknownRequestError,
     message_of,
 )
-from dagster_flinkpy.storage.conditional import put_if
-from dagster_flinkpy.storage.object_store import ObjectStore
+from dagster_flinkpy.storage.object_store import ObjectStore, put_if
 
 __all__ = ["RequestInbox"]
 

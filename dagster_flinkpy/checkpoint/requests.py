@@ -41,7 +41,7 @@ from dagster_flinkpy.errors import (
 )
 from dagster_flinkpy.json_records import Count, Json, JsonRecord, Millis, load_object
 from dagster_flinkpy.storage import StorageLocation, lease
-from dagster_flinkpy.storage.conditional import put_if
+from dagster_flinkpy.storage.object_store import put_if
 
 __all__ = [
     "DEFAULT_TIMEOUT",

@@ -54,8 +54,7 @@ from dagster_flinkpy.errors import (
     RestoreError,
 )
 from dagster_flinkpy.storage import lease
-from dagster_flinkpy.storage.conditional import put_if
-from dagster_flinkpy.storage.object_store import ObjectStore, check_relative
+from dagster_flinkpy.storage.object_store import ObjectStore, check_relative, put_if
 
 __all__ = ["CompletedCheckpointStore"]
 

@@ -12,7 +12,6 @@ import click
 from dagster_flinkpy.cli.checkpoints import checkpoints
 from dagster_flinkpy.cli.doctor import doctor
 from dagster_flinkpy.cli.job import job
-from dagster_flinkpy.cli.job_forks import dispose, fork, forks
 from dagster_flinkpy.cli.job_page import job_ui
 from dagster_flinkpy.cli.job_reports import job_history, list_jobs, show_job
 from dagster_flinkpy.cli.job_upgrade import rollback, switch, upgrade
@@ -52,7 +51,7 @@ def main() -> None:
             stream.reconfigure(errors="replace")  # a terminal may not know bars or names
 
 
-for _command in (show_job, list_jobs, job_history, job_ui, fork, forks, dispose, upgrade, switch, rollback):
+for _command in (show_job, list_jobs, job_history, job_ui, upgrade, switch, rollback):
     job.add_command(_command)
 for _command in (job, checkpoints, savepoint, leader, state, transactions, doctor):
     main.add_command(_command)

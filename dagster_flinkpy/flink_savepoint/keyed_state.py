@@ -14,8 +14,7 @@ from functools import cached_property, partial
 from typing import Any, NoReturn
 
 from dagster_flinkpy.errors import CorruptStateError, UnsupportedSavepointError
-from dagster_flinkpy.flink_savepoint.byte_reader import ByteReader
-from dagster_flinkpy.flink_savepoint.decoding import Decode
+from dagster_flinkpy.flink_savepoint.byte_reader import ByteReader, Decode
 from dagster_flinkpy.flink_savepoint.entries import Entries, read_entries
 from dagster_flinkpy.flink_savepoint.header import KeyedHeader, StateHeader, read_keyed_header
 from dagster_flinkpy.flink_savepoint.metadata import KeyedFormat, KeyedHandle

@@ -23,7 +23,7 @@ from dagster_flinkpy.common.typeinfo import (
 )
 from dagster_flinkpy.common.types import Row, RowKind
 from dagster_flinkpy.errors import UnsupportedSavepointError
-from dagster_flinkpy.flink_savepoint.decoding import (
+from dagster_flinkpy.flink_savepoint.byte_reader import (
     INT,
     LONG,
     MIN_LONG,

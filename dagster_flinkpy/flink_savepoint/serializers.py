@@ -19,12 +19,12 @@ from dagster_flinkpy.common.time import Instant
 from dagster_flinkpy.common.typeinfo import TypeInformation, Types
 from dagster_flinkpy.common.types import Row
 from dagster_flinkpy.errors import UnsupportedSavepointError
-from dagster_flinkpy.flink_savepoint.byte_reader import ByteReader
-from dagster_flinkpy.flink_savepoint.decoding import (
+from dagster_flinkpy.flink_savepoint.byte_reader import (
     INT,
     LONG,
     MIN_LONG,
     NUMBERS,
+    ByteReader,
     Decode,
     elements_of,
     map_of,

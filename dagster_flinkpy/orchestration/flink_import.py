@@ -12,8 +12,8 @@ from dagster_flinkpy.datastream.state import StateDescriptor
 from dagster_flinkpy.errors import ConfigurationError
 from dagster_flinkpy.orchestration.flink_job import Environment, flink_job
 from dagster_flinkpy.runtime.declared_state import DeclaredOperator, declared_state
+from dagster_flinkpy.state.handles import TIMERS
 from dagster_flinkpy.state.layout import TableLayout
-from dagster_flinkpy.state.stored_names import TIMERS
 from dagster_flinkpy.state_processor.flink_columns import DeclaredState
 from dagster_flinkpy.state_processor.flink_export import ExportReport, ExportTarget, export_to_flink
 from dagster_flinkpy.state_processor.flink_import import import_flink_savepoint

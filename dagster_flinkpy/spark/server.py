@@ -26,7 +26,7 @@ from types import FrameType
 
 from dagster_flinkpy.json_records import JsonRecord
 from dagster_flinkpy.spark.class_archive import ClassArchive
-from dagster_flinkpy.spark.fair_pool import fair_pool_conf
+from dagster_flinkpy.spark.local_conf import fair_pool_conf
 from dagster_flinkpy.spark.processes import ProcessId, childless_daemons, open_pidfd
 from dagster_flinkpy.spark.server_state import StateFile
 

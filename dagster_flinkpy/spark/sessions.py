@@ -35,10 +35,9 @@ from urllib.parse import urlsplit
 
 from dagster_flinkpy.errors import ConfigurationError, SparkRefusedError, SparkUnavailableError
 from dagster_flinkpy.spark.class_archive import ClassArchive
-from dagster_flinkpy.spark.cores import available_cores, local_master
 from dagster_flinkpy.spark.current_jobs import CurrentJobs
-from dagster_flinkpy.spark.fair_pool import fair_pool_conf
 from dagster_flinkpy.spark.java import find_java_home
+from dagster_flinkpy.spark.local_conf import available_cores, fair_pool_conf, local_master
 from dagster_flinkpy.spark.processes import PYTHON_DAEMON, ProcessId, find_owner
 from dagster_flinkpy.spark.server import ServerOrder
 from dagster_flinkpy.spark.server_log import ServerLog, new_log

@@ -12,6 +12,7 @@ from enum import Enum
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal
 
+from dagster_flinkpy.datastream.time_domain import TimeDomain
 from dagster_flinkpy.errors import CorruptMetadataError, StateSchemaError
 from dagster_flinkpy.json_records import JsonRecord
 from dagster_flinkpy.key_groups import KeyGroupRange
@@ -21,6 +22,10 @@ if TYPE_CHECKING:
     import numpy as np
 
 __all__ = [
+    "EVENT_TIMERS",
+    "PROCESSING_TIMERS",
+    "ROLLING",
+    "TIMERS",
     "DistributionMode",
     "Json",
     "KeyedSnapshot",
@@ -359,3 +364,9 @@ def count_key_groups(key_groups: np.ndarray[Any, np.dtype[Any]]) -> tuple[int, .
         encoded.append(count)
         expected = group + 1
     return tuple(encoded)
+
+
+EVENT_TIMERS, PROCESSING_TIMERS = "_timers/event_time", "_timers/processing_time"
+TIMERS = {TimeDomain.EVENT_TIME: EVENT_TIMERS, TimeDomain.PROCESSING_TIME: PROCESSING_TIMERS}
+ROLLING = "_op_state"
+"""The state of ``sum()``, ``min()``, ``max()``, ``reduce()`` and other running aggregations."""

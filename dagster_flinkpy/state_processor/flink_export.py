@@ -28,7 +28,7 @@ from dagster_flinkpy.flink_savepoint.writer import (
     WrittenState,
 )
 from dagster_flinkpy.key_hashes import key_groups_of_hashes
-from dagster_flinkpy.state.stored_names import ROLLING
+from dagster_flinkpy.state.handles import ROLLING
 from dagster_flinkpy.state_processor.flink_columns import name_in_flink, row_hashes
 from dagster_flinkpy.state_processor.flink_sources import coordinator_of
 from dagster_flinkpy.state_processor.import_report import LeftBehind, left_behind

@@ -14,9 +14,9 @@ import pyarrow as pa
 from dagster_flinkpy.datastream.checkpointing.state_recovery import NonRestoredState
 from dagster_flinkpy.datastream.state import MapStateDescriptor
 from dagster_flinkpy.errors import TypeMismatchError, UnsupportedSavepointError
+from dagster_flinkpy.flink_savepoint.connector_state import COMMITTER_STATE, WRITER_STATE, committables, open_part_file
 from dagster_flinkpy.flink_savepoint.metadata import FlinkOperator
 from dagster_flinkpy.flink_savepoint.savepoint import FlinkSavepoint, name_of
-from dagster_flinkpy.flink_savepoint.sink_output import COMMITTER_STATE, WRITER_STATE, committables, open_part_file
 from dagster_flinkpy.state.keys import hash_keys
 from dagster_flinkpy.state.layout import unplaced_rows
 from dagster_flinkpy.state_processor.flink_reader import (

@@ -19,7 +19,7 @@ from dagster_flinkpy.flink_savepoint.operator_state import OperatorFile
 from dagster_flinkpy.flink_savepoint.python_coders import coder_of
 from dagster_flinkpy.flink_savepoint.savepoint import FlinkSavepoint, name_of
 from dagster_flinkpy.flink_savepoint.serializers import Serializer, type_of
-from dagster_flinkpy.state.stored_names import ROLLING
+from dagster_flinkpy.state.handles import ROLLING
 from dagster_flinkpy.state.views import kind_of
 from dagster_flinkpy.state_processor.flink_columns import (
     PYTHON_PREFIX,

@@ -13,7 +13,7 @@ from dagster_flinkpy.datastream.connectors.file_system import FileSource, Stream
 from dagster_flinkpy.datastream.connectors.kafka_source import KafkaSource
 from dagster_flinkpy.datastream.connectors.number_seq import NumberSequenceSource
 from dagster_flinkpy.errors import UnsupportedSavepointError
-from dagster_flinkpy.flink_savepoint.source_positions import (
+from dagster_flinkpy.flink_savepoint.connector_state import (
     file_split,
     files_coordinator,
     found_files,

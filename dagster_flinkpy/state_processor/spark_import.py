@@ -16,8 +16,8 @@ from dagster_flinkpy.datastream.checkpointing.state_recovery import NonRestoredS
 from dagster_flinkpy.datastream.connectors.file_system import FileSource
 from dagster_flinkpy.datastream.connectors.kafka_source import KafkaSource
 from dagster_flinkpy.errors import ConfigurationError, TypeMismatchError, UnsupportedSavepointError
+from dagster_flinkpy.state.handles import EVENT_TIMERS, PROCESSING_TIMERS
 from dagster_flinkpy.state.layout import TableLayout
-from dagster_flinkpy.state.stored_names import EVENT_TIMERS, PROCESSING_TIMERS
 from dagster_flinkpy.state_processor.bootstrap import keyed_rows
 from dagster_flinkpy.state_processor.flink_columns import DeclaredState
 from dagster_flinkpy.state_processor.flink_sources import file_place

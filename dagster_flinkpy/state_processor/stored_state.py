@@ -15,7 +15,7 @@ from dagster_flinkpy.common.typeinfo import TypeInformation, type_from_json
 from dagster_flinkpy.datastream.time_domain import TimeDomain
 from dagster_flinkpy.errors import ConfigurationError
 from dagster_flinkpy.spark.versions import frame_of_parts
-from dagster_flinkpy.state.handles import DistributionMode, OperatorStateHandle, TableSnapshot
+from dagster_flinkpy.state.handles import TIMERS, DistributionMode, OperatorStateHandle, TableSnapshot
 from dagster_flinkpy.state.layout import TableLayout
 from dagster_flinkpy.state.reader import (
     KeySet,
@@ -26,7 +26,6 @@ from dagster_flinkpy.state.reader import (
     read_table,
     table_schema,
 )
-from dagster_flinkpy.state.stored_names import TIMERS
 from dagster_flinkpy.storage import StorageLocation
 
 __all__ = ["KeyedStateRows", "OperatorRows", "OperatorStateRows", "StatesByName", "StoredState"]

@@ -22,9 +22,8 @@ from dagster_flinkpy.errors import (
     StoreUnreachableError,
 )
 from dagster_flinkpy.json_records import Count, Id, JsonRecord, Millis
-from dagster_flinkpy.storage.conditional import put_if
 from dagster_flinkpy.storage.location import StorageLocation, on_worker
-from dagster_flinkpy.storage.object_store import ObjectStore
+from dagster_flinkpy.storage.object_store import ObjectStore, put_if
 
 __all__ = [
     "LEADER_KEY",

@@ -1,4 +1,4 @@
-"""The interface of object stores, and the probe that finds stores without conditional writes."""
+"""The interface of object stores, conditional writes with a known outcome, and the probe for stores without such."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from dagster_flinkpy.errors import (
 )
 from dagster_flinkpy.json_records import ArrayRecord
 
-__all__ = ["ObjectInfo", "ObjectStore", "UploadInfo", "UploadedPart", "check_prefix", "check_relative"]
+__all__ = ["ObjectInfo", "ObjectStore", "UploadInfo", "UploadedPart", "check_prefix", "check_relative", "put_if"]
 
 P = ParamSpec("P")
 _BAD_KEY = re.compile(r"[\\\x00-\x1f\ud800-\udc7f\udd00-\udfff]|(?:^|/)\.{0,2}(?:/|\Z)")
@@ -293,3 +293,35 @@ def check_prefix(prefix: str) -> str:
     """Returns ``prefix`` if keys can start with it: '', a folder with its slash, or the beginning of a name."""
     check_relative(prefix + "x")
     return prefix
+
+
+def put_if(store: ObjectStore, key: str, data: bytes, if_match: str | None) -> str:
+    """Writes an object if it has not changed. A write that happened is a success, whatever the store answered.
+
+    "Precondition failed" does not mean that the write did not happen: a client that gets no response sends the request
+    again, and may then meet its own first write. So ``data`` must be unique to this write. With equal data, two writers
+    would both take the object for their own.
+
+    Args:
+        store: The object store.
+        key: The key of the object.
+        data: The whole object.
+        if_match: The ETag of the object before the write, or None if it must not exist.
+
+    Returns:
+        The ETag of the object as written.
+
+    Raises:
+        PreconditionFailedError: The object has changed, and is not what this call writes.
+        StorageError: Anything else; the outcome is unknown.
+    """
+    try:
+        return store.put(key, data, if_none_match=if_match is None, if_match=if_match)
+    except StorageError as error:
+        try:
+            there, etag = store.get(key)
+        except StorageError:
+            raise error from None
+        if there == data:
+            return etag
+        raise

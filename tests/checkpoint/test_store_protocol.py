@@ -25,9 +25,9 @@ from dagster_flinkpy.errors import (
     StorageError,
 )
 from dagster_flinkpy.storage import lease
-from dagster_flinkpy.storage.conditional import put_if
 from dagster_flinkpy.storage.lease import LEADER_KEY
 from dagster_flinkpy.storage.local import LocalObjectStore
+from dagster_flinkpy.storage.object_store import put_if
 from tests.checkpoint.samples import content, metadata, operator
 
 NOW = 1_700_000_000_000

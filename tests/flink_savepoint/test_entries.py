@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 
 from dagster_flinkpy.errors import CorruptStateError
 from dagster_flinkpy.flink_savepoint.byte_reader import ByteReader
-from dagster_flinkpy.flink_savepoint.entries import read_entries
-from dagster_flinkpy.flink_savepoint.regular_columns import regular_columns
+from dagster_flinkpy.flink_savepoint.entries import read_entries, regular_columns
 from dagster_flinkpy.state_processor import flink_columns, read_savepoint
 from tests.examples import examples
 from tests.flink_savepoint.corpus import DECLARED, READABLE, SAVEPOINTS

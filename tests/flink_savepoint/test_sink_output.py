@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from dagster_flinkpy.errors import CorruptStateError, UnsupportedSavepointError
-from dagster_flinkpy.flink_savepoint.sink_output import COMMITTER_STATE, WRITER_STATE, committables, open_part_file
+from dagster_flinkpy.flink_savepoint.connector_state import COMMITTER_STATE, WRITER_STATE, committables, open_part_file
 from dagster_flinkpy.orchestration.flink_import import import_savepoint
 from dagster_flinkpy.state_processor import FlinkSavepointReader, read_savepoint
 from dagster_flinkpy.state_processor.flink_reader import FlinkOperatorRows

@@ -20,8 +20,7 @@ from dagster_flinkpy.datastream.state import ValueStateDescriptor
 from dagster_flinkpy.datastream.window import TumblingEventTimeWindows
 from dagster_flinkpy.errors import ConfigurationError, TypeMismatchError
 from dagster_flinkpy.state_processor import SavepointReader, read_savepoint, sql, write_savepoint
-from dagster_flinkpy.state_processor.sql import _PARSE, key_from_text, query_state
-from dagster_flinkpy.state_processor.sql_plan import plan_query
+from dagster_flinkpy.state_processor.sql import _PARSE, key_from_text, plan_query, query_state
 from dagster_flinkpy.state_processor.stored_state import KeyedStateRows
 from tests.runtime.harness import HarnessAttempt
 from tests.runtime.programs import environment, events

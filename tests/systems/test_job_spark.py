@@ -49,7 +49,7 @@ from dagster_flinkpy.runtime.master import job_session
 from dagster_flinkpy.runtime.master.deployments import pipelined_region
 from dagster_flinkpy.runtime.master.failover import FailoverConfig
 from dagster_flinkpy.runtime.master.job import JobAttempt, JobConfig
-from dagster_flinkpy.spark.cores import available_cores
+from dagster_flinkpy.spark.local_conf import available_cores
 from dagster_flinkpy.spark.server_state import RUNTIME_DIR_VARIABLE, StateFile
 from dagster_flinkpy.spark.sessions import SparkSettings, get_session, open_session, stop_server
 from dagster_flinkpy.storage import StorageLocation

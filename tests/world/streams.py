@@ -15,7 +15,7 @@ from dagster_flinkpy.common import Row
 from dagster_flinkpy.common.serialization import SimpleStringSchema
 from dagster_flinkpy.common.watermark_strategy import WatermarkStrategy
 from dagster_flinkpy.connectors import KinesisSource, PythonDataSource
-from dagster_flinkpy.connectors.kinesis.enumerator import KinesisEnumerator
+from dagster_flinkpy.connectors.kinesis.client import KinesisEnumerator
 from dagster_flinkpy.datastream import DataStream, StreamExecutionEnvironment
 from dagster_flinkpy.datastream.connectors.base import TwoPhaseCommittingSink
 from dagster_flinkpy.datastream.connectors.kafka import KafkaRecordSerializationSchema, KafkaSink

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from dagster_flinkpy.errors import ObjectNotFoundError, PreconditionFailedError
 from dagster_flinkpy.json_records import Count, Json, JsonRecord, Millis, load_object
 from dagster_flinkpy.storage import ObjectStore
-from dagster_flinkpy.storage.conditional import put_if
+from dagster_flinkpy.storage.object_store import put_if
 
 __all__ = [
     "EXECUTION_KEY",

@@ -35,7 +35,7 @@ from dagster_flinkpy.state.files.run_file import as_file, upload_run
 from dagster_flinkpy.state.files.state_files import file_of, sha256_of, state_file
 from dagster_flinkpy.state.handles import RunHandle
 from dagster_flinkpy.storage import ObjectStore, StorageLocation
-from dagster_flinkpy.storage.conditional import put_if
+from dagster_flinkpy.storage.object_store import put_if
 
 __all__ = [
     "as_savepoint",

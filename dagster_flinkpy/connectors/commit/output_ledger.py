@@ -19,7 +19,7 @@ from dagster_flinkpy.datastream.connectors.base import Json
 from dagster_flinkpy.errors import CorruptMetadataError, FencedError, ObjectNotFoundError, PreconditionFailedError
 from dagster_flinkpy.json_records import ArrayRecord, Count, Id, JsonRecord, load_object
 from dagster_flinkpy.storage import ObjectStore
-from dagster_flinkpy.storage.conditional import put_if
+from dagster_flinkpy.storage.object_store import put_if
 
 __all__ = ["LedgerState", "OutputLedger", "StagedOutput", "Stages", "TransactionRecord"]
 

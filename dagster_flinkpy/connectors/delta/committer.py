@@ -17,9 +17,8 @@ from dagster_flinkpy.common.clock import current_millis
 from dagster_flinkpy.connectors.commit.checkpoint_committer import StagedCheckpoint
 from dagster_flinkpy.connectors.commit.staged_files import partition_values
 from dagster_flinkpy.connectors.commit.staged_rows import RowFile
-from dagster_flinkpy.connectors.delta.rules import CONSTRAINT, Change, check_log
 from dagster_flinkpy.connectors.delta.sink import DeltaSink
-from dagster_flinkpy.connectors.delta.table import DIGEST, DeltaTarget
+from dagster_flinkpy.connectors.delta.table import CONSTRAINT, DIGEST, Change, DeltaTarget, check_log
 from dagster_flinkpy.connectors.lake.committer import LakeCommitter, PartitionReplacement
 from dagster_flinkpy.datastream.connectors.base import CommitterInitContext
 from dagster_flinkpy.errors import ConfigurationError

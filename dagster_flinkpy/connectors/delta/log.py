@@ -15,9 +15,8 @@ from deltalake.exceptions import DeltaError, TableNotFoundError
 
 from dagster_flinkpy.connectors.columns.column_casts import moment_of
 from dagster_flinkpy.connectors.commit.staged_files import partition_text
-from dagster_flinkpy.connectors.delta.rules import check_log, entry_name, read_entry
 from dagster_flinkpy.connectors.delta.source import DeltaSource
-from dagster_flinkpy.connectors.delta.table import storage_options, table_url
+from dagster_flinkpy.connectors.delta.table import check_log, entry_name, read_entry, storage_options, table_url
 from dagster_flinkpy.connectors.lake.table_source import TableLog, window_at
 from dagster_flinkpy.datastream.connectors.base import Json
 from dagster_flinkpy.errors import (

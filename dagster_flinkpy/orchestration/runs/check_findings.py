@@ -29,7 +29,7 @@ from dagster_flinkpy.orchestration.runs.changed_tables import metadata_of, newes
 from dagster_flinkpy.orchestration.runs.runs_of_job import active_runs, recent_runs
 from dagster_flinkpy.runtime.master.commits.committers import Committers
 from dagster_flinkpy.runtime.master.watchdog import Watchdog
-from dagster_flinkpy.state.stored_names import EVENT_TIMERS
+from dagster_flinkpy.state.handles import EVENT_TIMERS
 from dagster_flinkpy.storage import ObjectStore, StorageLocation
 
 __all__ = ["CheckFinding", "JobView", "look", "stored_bytes"]

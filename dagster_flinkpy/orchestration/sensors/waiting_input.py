@@ -17,8 +17,8 @@ from dagster_flinkpy.datastream.program.job_graph import JobGraph
 from dagster_flinkpy.errors import SourceReadError
 from dagster_flinkpy.runtime.failure import raised_on_driver
 from dagster_flinkpy.runtime.master.epochs.split_planner import create_enumerator
+from dagster_flinkpy.state.handles import PROCESSING_TIMERS
 from dagster_flinkpy.state.reader import read_rows
-from dagster_flinkpy.state.stored_names import PROCESSING_TIMERS
 from dagster_flinkpy.storage import ObjectStore, StorageLocation
 
 __all__ = ["WaitingInput"]

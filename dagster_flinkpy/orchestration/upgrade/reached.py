@@ -77,7 +77,7 @@ class Reached:
             goal: The other job.
             sinks: Uids of the sinks.
         """
-        from dagster_flinkpy.state.stored_names import EVENT_TIMERS
+        from dagster_flinkpy.state.handles import EVENT_TIMERS
 
         both = self.event_times.keys() & goal.event_times.keys()
         timed = {uid for each in (self, goal) for uid in with_timers(each.metadata, EVENT_TIMERS)}
@@ -91,8 +91,8 @@ class Reached:
 
     def _waits(self, uid: str, until: int) -> bool:
         """Returns whether an operator has timers up to a time that have not fired."""
+        from dagster_flinkpy.state.handles import EVENT_TIMERS
         from dagster_flinkpy.state.reader import parts_of, read_rows
-        from dagster_flinkpy.state.stored_names import EVENT_TIMERS
 
         store = self.folder.open()
         timers = () if self.metadata is None else self.metadata.timers(EVENT_TIMERS)

@@ -247,7 +247,7 @@ def _check_waited(job: StorageLocation, latest: CheckpointMetadata) -> None:
 
 def _refuse_processing_time(metadata: CheckpointMetadata | None, job: StorageLocation) -> None:
     """Checks that no timers fire by the clock: which ones have since the switch cannot be repeated."""
-    from dagster_flinkpy.state.stored_names import PROCESSING_TIMERS
+    from dagster_flinkpy.state.handles import PROCESSING_TIMERS
 
     if timed := with_timers(metadata, PROCESSING_TIMERS):
         raise CheckpointError(

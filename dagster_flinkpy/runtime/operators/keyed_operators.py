@@ -43,9 +43,9 @@ from dagster_flinkpy.state.backend import ColumnarKeyedStateBackend
 from dagster_flinkpy.state.columns import NumberColumn, grown
 from dagster_flinkpy.state.files.cache import RunCache
 from dagster_flinkpy.state.files.compaction import TURNS
+from dagster_flinkpy.state.handles import EVENT_TIMERS, PROCESSING_TIMERS, ROLLING
 from dagster_flinkpy.state.keys import TouchedKeys, hash_keys
 from dagster_flinkpy.state.number_values import Numbers
-from dagster_flinkpy.state.stored_names import EVENT_TIMERS, PROCESSING_TIMERS, ROLLING
 from dagster_flinkpy.state.timers.timer_queue import TimerQueue
 
 __all__ = [

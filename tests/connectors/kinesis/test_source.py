@@ -19,7 +19,7 @@ from dagster_flinkpy.common import Types, WatermarkStrategy
 from dagster_flinkpy.common.serialization import ByteArraySchema, SimpleStringSchema
 from dagster_flinkpy.connectors import KinesisSource
 from dagster_flinkpy.connectors.kinesis import client as kinesis_client
-from dagster_flinkpy.connectors.kinesis.enumerator import KinesisEnumerator
+from dagster_flinkpy.connectors.kinesis.client import KinesisEnumerator
 from dagster_flinkpy.datastream.connectors.base import SourceLag, SourceSplit
 from dagster_flinkpy.datastream.formats.json import JsonRowDeserializationSchema
 from dagster_flinkpy.errors import ConfigurationError, InputChangedError, InputExpiredError, SourceReadError

@@ -16,7 +16,7 @@ from dagster_flinkpy.datastream.program.job_graph import JobGraph, JobVertex
 from dagster_flinkpy.errors import NoResourceAvailableError
 from dagster_flinkpy.runtime.exchange.places import chains_of
 from dagster_flinkpy.runtime.master.job_session import JobSession
-from dagster_flinkpy.spark.cores import available_cores
+from dagster_flinkpy.spark.local_conf import available_cores
 from dagster_flinkpy.spark.sessions import SparkSettings
 from dagster_flinkpy.spark.task_slots import (
     TaskSlots,

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from dagster_flinkpy.common.no_effect import no_effect
 from dagster_flinkpy.datastream.program.job_graph import JobGraph
 from dagster_flinkpy.datastream.slot_sharing_group import SlotSharingGroup
-from dagster_flinkpy.spark.resource_profiles import task_profile
+from dagster_flinkpy.spark.task_slots import task_profile
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

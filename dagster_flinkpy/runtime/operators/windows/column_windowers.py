@@ -41,7 +41,7 @@ from dagster_flinkpy.runtime.shuffle.batch import StreamBatch
 from dagster_flinkpy.state.cell_table import CellTable
 from dagster_flinkpy.state.columns import firsts_of, numbered
 from dagster_flinkpy.state.files.cache import MAX_TIME
-from dagster_flinkpy.state.stored_names import EVENT_TIMERS, PROCESSING_TIMERS
+from dagster_flinkpy.state.handles import EVENT_TIMERS, PROCESSING_TIMERS
 
 __all__ = ["AlignedWindower", "CountWindower", "SessionWindower", "is_aligned", "is_by_count", "is_session"]
 

@@ -1,14 +1,15 @@
-"""What sources of Flink remember: which files they have found, and how far numbers and partitions of Kafka are read.
+"""What sources and sinks of Flink remember: what sources have read, and what sinks have not committed or finished.
 
 Source: Flink's ``SourceCoordinatorSerdeUtils``, ``PendingSplitsCheckpointSerializer``,
 ``FileSourceSplitSerializer``, ``IteratorSourceSplit``, ``NumberSequenceSource.SplitSerializer``,
-``KafkaPartitionSplitSerializer`` and ``KafkaSourceEnumStateSerializer``.
+``KafkaPartitionSplitSerializer``, ``KafkaSourceEnumStateSerializer``, ``CommittableCollectorSerializer`` and
+``FileWriterBucketStateSerializer``.
 """
 
 from __future__ import annotations
 
 import struct
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from dagster_flinkpy.errors import CorruptStateError, UnsupportedSavepointError
@@ -17,16 +18,20 @@ from dagster_flinkpy.flink_savepoint.java_encoders import int32, int64, utf
 from dagster_flinkpy.flink_savepoint.serializers import Serializer, decoder_of
 
 __all__ = [
+    "COMMITTER_STATE",
+    "WRITER_STATE",
     "FileSplit",
     "FoundFiles",
     "KafkaPartition",
     "NumberSplit",
+    "committables",
     "file_split",
     "files_coordinator",
     "found_files",
     "kafka_partitions",
     "number_splits",
     "numbers_coordinator",
+    "open_part_file",
 ]
 
 _VERSION = 1
@@ -275,3 +280,93 @@ def numbers_coordinator(first: int, last: int) -> bytes:
 
 def _coordinator(body: bytes) -> bytes:
     return int32(_VERSION) + int32(_VERSION) + int32(len(body)) + body
+
+
+COMMITTER_STATE = "streaming_committer_raw_states"
+"""What committers of sinks call their state."""
+WRITER_STATE = "writer_raw_states"
+"""What writers of sinks call their state."""
+_COLLECTOR_VERSION, _COLLECTOR_MAGIC = 2, 0xB91F252C
+_BUCKET_VERSION, _BUCKET_MAGIC = 3, 0x1E764B79
+
+
+def committables(element: bytes, what: str) -> int:
+    """Returns how many results of a sink were to be committed.
+
+    Args:
+        element: An element of the state of a committer.
+        what: The operator, for messages.
+
+    Raises:
+        UnsupportedSavepointError: It is of another form.
+    """
+    try:
+        reader = _body(element, what, _COLLECTOR_VERSION, _COLLECTOR_MAGIC)
+        return sum(_of_checkpoint(version, checkpoint) for version, checkpoint in _list(reader, last=True))
+    except CorruptStateError:  # Flink before 1.20 has other fields with the same version
+        raise _unknown(what) from None
+
+
+def open_part_file(element: bytes, what: str) -> str:
+    """Returns the folder in which the writer of a ``FileSink`` has an open part file, or nothing if it has none.
+
+    Args:
+        element: An element of its state.
+        what: The operator, for messages.
+
+    Raises:
+        UnsupportedSavepointError: It is of another form, or of another sink.
+        CorruptStateError: It is damaged.
+    """
+    reader = _body(element, what, _BUCKET_VERSION, _BUCKET_MAGIC)
+    reader.int32()
+    reader.take(reader.int32())  # the id of the bucket
+    folder = reader.utf()
+    reader.int64()
+    return folder if reader.flag() else ""
+
+
+def _unknown(what: str) -> UnsupportedSavepointError:
+    return UnsupportedSavepointError(
+        f"{what}: it is of a form that is not known, so the output of the sink may be unfinished. Stop the job with "
+        "--drain, look whether all output is there, and leave this state behind"
+    )
+
+
+def _body(element: bytes, what: str, version: int, magic: int) -> ByteReader:
+    """Returns a reader of what follows the magic number."""
+    head = ByteReader(element, what)
+    found = head.left >= 12 and (head.int32(), head.take(4), head.int32() & 0xFFFFFFFF)
+    if not found or (found[0], found[2]) != (version, magic) or int.from_bytes(found[1], "big") != len(element) - 8:
+        raise _unknown(what)
+    return head
+
+
+def _list(reader: ByteReader, *, last: bool = False) -> Iterator[tuple[int, ByteReader]]:
+    """Yields the elements of a list with their version."""
+    version = reader.int32()
+    for _ in range(reader.count(4)):
+        yield version, ByteReader(reader.take(reader.int32()), reader.what)
+    if last:
+        _check_end(reader)
+
+
+def _of_checkpoint(version: int, reader: ByteReader) -> int:
+    reader.int64()
+    if version >= 1:
+        reader.int32()  # the number of subtasks
+    return sum(_of_subtask(of_subtask, subtask) for of_subtask, subtask in _list(reader, last=True))
+
+
+def _of_subtask(version: int, reader: ByteReader) -> int:
+    if version >= 1:
+        reader.int32()  # its number
+    requests = sum(1 for _ in _list(reader))
+    reader.take(8 if version >= 2 else 12)  # numbers of results
+    _check_end(reader)
+    return requests
+
+
+def _check_end(reader: ByteReader) -> None:
+    if reader.left:
+        raise reader.corrupt(f"{reader.left} bytes are left")

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from dagster_flinkpy.spark import cores
-from dagster_flinkpy.spark.cores import available_cores, local_master
+from dagster_flinkpy.spark import local_conf
+from dagster_flinkpy.spark.local_conf import available_cores, local_master
 
 QUOTAS = {
     "none": ({}, 8),
@@ -44,6 +44,6 @@ def test_cores_are_those_of_the_container(
 def test_a_shared_server_has_more_slots_than_cores_unless_the_master_says_how_many(
     master: str, on_server: str, in_process: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(cores, "available_cores", lambda: 2)
+    monkeypatch.setattr(local_conf, "available_cores", lambda: 2)
     assert local_master(master, shared=True) == on_server
     assert local_master(master, shared=False) == in_process

@@ -1,4 +1,4 @@
-"""The cores that a process may use, as Java counts them: its affinity and the quota of its container; and its slots."""
+"""How a local Spark runs: on the cores that Java counts, with more slots than cores, and jobs that take turns."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import os
 import re
 from pathlib import Path
 
-__all__ = ["available_cores", "local_master"]
+__all__ = ["available_cores", "fair_pool_conf", "local_master"]
 
 _CGROUPS = Path("/sys/fs/cgroup")
 _LOCAL_MASTER = re.compile(r"local(?:\[(\*|\d+)(?:,(\d+))?\])?")
@@ -15,6 +15,17 @@ _SLOTS_PER_CORE = 4
 """Spark does not interrupt a task. With a slot per core, a run with a long task on each would make all others wait."""
 _TASK_TRIES = 4
 """Spark's default of ``spark.task.maxFailures``, which has no effect on a local master."""
+_ALLOCATIONS = """\
+<?xml version="1.0"?>
+<allocations>
+  <pool name="default">
+    <schedulingMode>FAIR</schedulingMode>
+    <weight>1</weight>
+    <minShare>0</minShare>
+  </pool>
+</allocations>
+"""
+"""Makes Spark's default pool fair. In FIFO mode, the tasks of a job wait for all tasks of earlier jobs."""
 
 
 def available_cores(cgroups: Path = _CGROUPS) -> int:
@@ -54,3 +65,17 @@ def _quota(cgroups: Path) -> float | None:
             continue
         return float(quota) / float(period) if quota not in ("max", "-1") else None
     return None
+
+
+def fair_pool_conf(folder: Path) -> dict[str, str]:
+    """Returns the configuration of a Spark whose jobs take turns, task by task.
+
+    All jobs use the default pool: clients of a Spark Connect server cannot select another.
+
+    Args:
+        folder: The folder for a file that Spark reads when it starts.
+    """
+    allocations = folder / "allocations.xml"
+    allocations.write_text(_ALLOCATIONS)
+    # Hadoop takes the path of a URL as it is: %20 is no space.
+    return {"spark.scheduler.mode": "FAIR", "spark.scheduler.allocation.file": f"file://{allocations.absolute()}"}
