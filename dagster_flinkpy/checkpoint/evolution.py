@@ -13,7 +13,7 @@ from dagster_flinkpy.checkpoint.operator_states import OperatorState
 from dagster_flinkpy.checkpoint.restore import is_lost, restore_targets
 from dagster_flinkpy.common.clock import datetime_of_millis
 from dagster_flinkpy.datastream.checkpointing.state_recovery import NonRestoredState, may_stay_behind
-from dagster_flinkpy.datastream.operator_specs import WindowSpec
+from dagster_flinkpy.datastream.operator_specs import SinkSpec, WindowSpec
 from dagster_flinkpy.datastream.program.job_graph import JobGraph, JobVertex
 from dagster_flinkpy.datastream.window import (
     CountSlidingWindowAssigner,
@@ -79,7 +79,7 @@ class StateOutcome(Enum):
     """The operator starts empty, and reads again what the state was built from."""
     EMPTY = "starts empty"
     NONE = "none"
-    """The operator has no state, neither in the checkpoint nor in the program."""
+    """The operator has no state, neither in the checkpoint nor in the program. That of a sink is what is to commit."""
 
 
 @dataclass(frozen=True)
@@ -180,6 +180,7 @@ def evolution_since(
     """
     stored = {operator.uid: operator for operator in metadata.operators}
     targets = {target.uid: target for target in restore_targets(graph)}
+    sinks = {vertex.uid for vertex in graph.vertices if isinstance(vertex.spec, SinkSpec)}
     lost = {uid for uid, operator in stored.items() if is_lost(operator, targets.get(uid))}
     dropped = {uid for uid in lost if may_stay_behind(allow_non_restored_state, uid)}
 
@@ -188,7 +189,9 @@ def evolution_since(
             return StateOutcome.DROPPED if uid in dropped else StateOutcome.REFUSED
         if uid not in targets or not targets[uid].stateful:
             return StateOutcome.NONE
-        return StateOutcome.KEPT if uid in stored and stored[uid].has_state else StateOutcome.EMPTY
+        if uid in stored and stored[uid].has_state:
+            return StateOutcome.KEPT
+        return StateOutcome.NONE if uid in sinks else StateOutcome.EMPTY
 
     found = []
     for vertex in graph.vertices:

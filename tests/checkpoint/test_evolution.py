@@ -14,6 +14,7 @@ from dagster_flinkpy.checkpoint.operator_states import OperatorState, SubtaskSta
 from dagster_flinkpy.common import Time
 from dagster_flinkpy.common.typeinfo import Types
 from dagster_flinkpy.common.watermark_strategy import WatermarkStrategy
+from dagster_flinkpy.connectors import ParquetSink
 from dagster_flinkpy.datastream import KeyedMultipleInputProcessFunction, ReduceFunction, StreamExecutionEnvironment
 from dagster_flinkpy.datastream.connectors.collection import CollectionSource
 from dagster_flinkpy.datastream.program.job_graph import JobGraph
@@ -192,6 +193,23 @@ def test_a_dropped_uid_is_told_and_what_takes_its_place_starts_empty() -> None:
             "operator 'totals' removed; its state is dropped (16 rows)"
         )
     assert evolution_since(before, now, allow_non_restored_state=["other"]).refused == refused.refused
+
+
+def test_a_sink_with_other_settings_is_not_said_to_start_empty() -> None:
+    """It sounded as if its table did."""
+
+    def written(compression: str) -> JobGraph:
+        env = StreamExecutionEnvironment.get_execution_environment()
+        env.from_collection([("a", 1)], PAIR).uid("pairs").sink_to(ParquetSink("t", compression=compression)).uid(
+            "table"
+        )
+        return env.get_job_graph()
+
+    before = metadata(
+        7, OperatorState("table", "table", 1, 8, (), None, program=operator_program(written("zstd"), "table"))
+    )
+    changed = of(evolution_since(before, written("gzip")))["table"]
+    assert changed == (Change.CHANGED, StateOutcome.NONE)
 
 
 def test_a_uid_that_is_allowed_for_nothing_is_told() -> None:
