@@ -150,7 +150,8 @@ def _touched(
             continue
         if program.writes_to and program.writes_to == there.writes_to:
             return other
-        if _overlap(job, program.folders, there.folders):
+        only_staged = _only_stages_in_folders(program) and _only_stages_in_folders(there)
+        if not only_staged and _overlap(job, program.folders, there.folders):
             return other
     there_too = theirs.get(uid)
     unknown = not program.writes_to and not program.folders
@@ -164,6 +165,11 @@ def _in_another_branch(program: OperatorProgram, there: OperatorProgram) -> bool
     classes = {each.settings.get("sink", "").partition("@")[0] for each in both}
     same_table = in_folders and len(classes) == 1 and program.folders == there.folders
     return same_table and program.writes_to != there.writes_to
+
+
+def _only_stages_in_folders(program: OperatorProgram) -> bool:
+    """Returns whether a sink has its table or topic in no folder. Any jobs may stage their rows in one folder."""
+    return program.writes_to != "" and not program.writes_to.startswith(("s3://", "file://"))
 
 
 def _overlap(job: StorageLocation, ours: Iterable[str], theirs: Iterable[str]) -> bool:

@@ -173,11 +173,16 @@ class Named(FolderSink):
         return self._folders
 
 
+STAGED = {"folders": ("/staging",)}
+
+
 @pytest.mark.parametrize(
     ("before", "after", "refused"),
     [
         ({"uri": "kafka://server/orders"}, {"uri": "kafka://server/orders"}, True),
         ({"uri": "kafka://server/orders"}, {"uri": "kafka://server/orders_copy"}, False),
+        (STAGED | {"uri": "kafka://server/orders"}, STAGED | {"uri": "kafka://server/orders"}, True),
+        (STAGED | {"uri": "kafka://server/orders"}, STAGED | {"uri": "kafka://server/orders_copy"}, False),
         ({"uri": None, "folders": ("/data/orders",)}, {"uri": None, "folders": ("/data/orders/copy",)}, True),
         ({"uri": None, "folders": ("/data/orders",)}, {"uri": None, "folders": ("/data/orders_copy",)}, False),
         ({"uri": None}, {"uri": None}, True),
