@@ -238,6 +238,7 @@ _BOM = b"\xef\xbb\xbf"
 _NULL_LINE = re.compile(rb"\n[ \t\r]*null")
 _LINE_END = re.compile(rb"\r\n?|\n")
 _PARSERS = 2
+_SMALL_BYTES = 64 << 10  # a thread for so little would take longer to start than it works
 _TINY = re.compile(rb"""[:,\[\s"]-?[0-9.]+[eE]-0*[0-9]{4,}[\s",\]}]""")
 """A value of JSON that may be a decimal, but also text, whose exponent may end the process in Arrow."""
 _log = logging.getLogger(__name__)
@@ -272,7 +273,9 @@ def _batches(file: TextFile, start: int, stop: int | None) -> Iterator[tuple[pa.
             for block, end in file.blocks(start, stop):
                 position = end - len(block)
                 data = block[max(head - position, 0) :] if position < head else block
-                pending.append((end - len(data), data, end, threads.submit(parse, data)))
+                here = not pending and len(data) < _SMALL_BYTES
+                parsed = _parsed(parse, data) if here else threads.submit(parse, data)
+                pending.append((end - len(data), data, end, parsed))
                 if len(pending) > _PARSERS:
                     yield from _next(file, parse, pending)
             while pending:
@@ -282,6 +285,15 @@ def _batches(file: TextFile, start: int, stop: int | None) -> Iterator[tuple[pa.
         finally:
             for *_, parsed in pending:
                 parsed.cancel()
+
+
+def _parsed(parse: Parse, data: bytes) -> Future[pa.Array]:
+    parsed = Future[pa.Array]()
+    try:
+        parsed.set_result(parse(data))
+    except _PARSE_ERRORS as error:
+        parsed.set_exception(error)
+    return parsed
 
 
 def _next(
