@@ -58,7 +58,7 @@ _RULES: tuple[tuple[str, tuple[str, ...], str], ...] = (
     ("runtime/operators/grouped_rows.py", (), "state"),
     ("runtime/operators/source_operator.py", ("run",), "scan"),
     ("connectors/", (), "scan"),
-    ("storage/ranged_file.py", (), "scan"),
+    ("storage/object_store.py", ("read", "readinto"), "scan"),
     ("runtime/worker_daemon.py", (), "Spark's Python worker"),
     ("", (), "task"),
 )

@@ -30,6 +30,11 @@ __all__ = [
 ]
 
 _SHORT, _INT, _LONG = struct.Struct(">h"), struct.Struct(">i"), struct.Struct(">q")
+Decode = Callable[[bytes, int], tuple[Any, int]]
+"""Decodes the value at a position of some bytes; returns it with the position after it. Of damaged bytes it raises a
+``struct.error``, ``IndexError``, ``ValueError`` or ``OverflowError``."""
+MIN_LONG = -(1 << 63)
+_EPOCH = datetime.datetime(1970, 1, 1)
 
 
 class ByteReader:
@@ -111,14 +116,6 @@ class ByteReader:
     def corrupt(self, problem: str) -> CorruptStateError:
         """Returns the error that names a problem at this position."""
         return CorruptStateError(f"{self.what}, byte {self.position:,}: {problem}")
-
-
-Decode = Callable[[bytes, int], tuple[Any, int]]
-"""Decodes the value at a position of some bytes; returns it with the position after it. Of damaged bytes it raises a
-``struct.error``, ``IndexError``, ``ValueError`` or ``OverflowError``."""
-
-MIN_LONG = -(1 << 63)
-_EPOCH = datetime.datetime(1970, 1, 1)
 
 
 def number(form: str) -> Decode:

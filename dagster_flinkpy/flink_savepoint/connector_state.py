@@ -36,6 +36,14 @@ __all__ = [
 
 _VERSION = 1
 _FILES_MAGIC = 0xDEADBEEF
+_NO_OFFSET = -1
+_NO_STOP = -(1 << 63)
+COMMITTER_STATE = "streaming_committer_raw_states"
+"""What committers of sinks call their state."""
+WRITER_STATE = "writer_raw_states"
+"""What writers of sinks call their state."""
+_COLLECTOR_VERSION, _COLLECTOR_MAGIC = 2, 0xB91F252C
+_BUCKET_VERSION, _BUCKET_MAGIC = 3, 0x1E764B79
 
 
 class FileSplit(NamedTuple):
@@ -153,9 +161,6 @@ def _file_split(reader: ByteReader) -> FileSplit:
     return FileSplit(path, size, offset == 0 and length == size, records)
 
 
-_NO_OFFSET = -1
-
-
 def _path(reader: ByteReader) -> str:
     """Reads a ``Path``: the parts of a URI."""
     if not reader.flag():
@@ -204,9 +209,6 @@ def _number_split(reader: ByteReader) -> NumberSplit:
     if split.next > split.last + 1:
         raise CorruptStateError(f"{reader.what}: a split goes from {split.next} to {split.last}")
     return split
-
-
-_NO_STOP = -(1 << 63)
 
 
 def kafka_partitions(
@@ -280,14 +282,6 @@ def numbers_coordinator(first: int, last: int) -> bytes:
 
 def _coordinator(body: bytes) -> bytes:
     return int32(_VERSION) + int32(_VERSION) + int32(len(body)) + body
-
-
-COMMITTER_STATE = "streaming_committer_raw_states"
-"""What committers of sinks call their state."""
-WRITER_STATE = "writer_raw_states"
-"""What writers of sinks call their state."""
-_COLLECTOR_VERSION, _COLLECTOR_MAGIC = 2, 0xB91F252C
-_BUCKET_VERSION, _BUCKET_MAGIC = 3, 0x1E764B79
 
 
 def committables(element: bytes, what: str) -> int:

@@ -32,6 +32,20 @@ _END_OF_STATE = 0x80
 _LENGTH = struct.Struct(">I")
 _ALIKE, _LONG_RUN = 4, 64
 """After so many entries of the same lengths, more are looked for at once; after twice as many if that found few."""
+_NUMBERS: dict[str, tuple[str, int]] = {
+    "BYTE": (">i1", 1),
+    "SHORT": (">i2", 2),
+    "INT": (">i4", 4),
+    "LONG": (">i8", 8),
+    "FLOAT": (">f4", 4),
+    "DOUBLE": (">f8", 8),
+}
+KEYS = {"Byte": "BYTE", "Short": "SHORT", "Int": "INT", "Long": "LONG", "String": "STRING"}
+"""The serializers of keys that are decoded here, with the names of their types."""
+VALUES = frozenset({*_NUMBERS, "STRING"})
+"""The names of the types of values that are decoded here."""
+_ROW_OF_VALUE = 0
+"""The mask of a row of one field that is not null."""
 
 
 @dataclass(frozen=True)
@@ -147,22 +161,6 @@ def _run(view: Bytes, at: int, length: int, width: int) -> tuple[int, bool]:
             break
         at, left, block = at + count * stride, left - count, min(block * 4, 1 << 14)
     return found, False
-
-
-_NUMBERS: dict[str, tuple[str, int]] = {
-    "BYTE": (">i1", 1),
-    "SHORT": (">i2", 2),
-    "INT": (">i4", 4),
-    "LONG": (">i8", 8),
-    "FLOAT": (">f4", 4),
-    "DOUBLE": (">f8", 8),
-}
-KEYS = {"Byte": "BYTE", "Short": "SHORT", "Int": "INT", "Long": "LONG", "String": "STRING"}
-"""The serializers of keys that are decoded here, with the names of their types."""
-VALUES = frozenset({*_NUMBERS, "STRING"})
-"""The names of the types of values that are decoded here."""
-_ROW_OF_VALUE = 0
-"""The mask of a row of one field that is not null."""
 
 
 def regular_columns(

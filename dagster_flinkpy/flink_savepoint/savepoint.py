@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dagster_flinkpy.errors import ObjectNotFoundError
-from dagster_flinkpy.flink_savepoint.keyed_state import KeyedFile
 from dagster_flinkpy.flink_savepoint.metadata import (
     FlinkMetadata,
     FlinkOperator,
@@ -12,8 +11,8 @@ from dagster_flinkpy.flink_savepoint.metadata import (
     is_flink_metadata,
     read_metadata,
 )
-from dagster_flinkpy.flink_savepoint.operator_state import OperatorFile
 from dagster_flinkpy.flink_savepoint.stored_bytes import StoredBytes
+from dagster_flinkpy.flink_savepoint.subtask_state import KeyedFile, OperatorFile
 from dagster_flinkpy.storage import ObjectStore, StorageLocation
 
 __all__ = ["METADATA", "FlinkSavepoint", "is_flink_savepoint", "name_of"]

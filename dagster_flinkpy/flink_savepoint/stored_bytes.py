@@ -16,6 +16,8 @@ from dagster_flinkpy.flink_savepoint.metadata import StreamHandle
 from dagster_flinkpy.storage import ObjectStore
 
 __all__ = ["StoredBytes", "decompress"]
+_MOST = 65536
+"""The format allows no larger chunk."""
 
 
 class StoredBytes:
@@ -65,10 +67,6 @@ class StoredBytes:
         if len(data) != end - start:
             raise CorruptStateError(f"{self.what}: it ends after {start + len(data):,} bytes")
         return data
-
-
-_MOST = 65536
-"""The format allows no larger chunk."""
 
 
 def decompress(data: bytes, what: str) -> bytes:

@@ -35,13 +35,18 @@ from urllib.parse import urlsplit
 
 from dagster_flinkpy.errors import ConfigurationError, SparkRefusedError, SparkUnavailableError
 from dagster_flinkpy.spark.class_archive import ClassArchive
-from dagster_flinkpy.spark.current_jobs import CurrentJobs
 from dagster_flinkpy.spark.java import find_java_home
 from dagster_flinkpy.spark.local_conf import available_cores, fair_pool_conf, local_master
 from dagster_flinkpy.spark.processes import PYTHON_DAEMON, ProcessId, find_owner
 from dagster_flinkpy.spark.server import ServerOrder
-from dagster_flinkpy.spark.server_log import ServerLog, new_log
-from dagster_flinkpy.spark.server_state import ServerState, StateFile, runtime_directory
+from dagster_flinkpy.spark.server_state import (
+    CurrentJobs,
+    ServerLog,
+    ServerState,
+    StateFile,
+    new_log,
+    runtime_directory,
+)
 from dagster_flinkpy.spark.versions import (
     channel_builder,
     condition_of,

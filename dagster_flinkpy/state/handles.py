@@ -46,6 +46,10 @@ StateKind = Literal["VALUE", "LIST", "MAP", "REDUCING", "AGGREGATING", "TIMER"]
 
 _Bytes = bytes  # RunHandle has a field of this name.
 _SHA256 = re.compile(r"[0-9a-f]{64}")
+EVENT_TIMERS, PROCESSING_TIMERS = "_timers/event_time", "_timers/processing_time"
+TIMERS = {TimeDomain.EVENT_TIME: EVENT_TIMERS, TimeDomain.PROCESSING_TIME: PROCESSING_TIMERS}
+ROLLING = "_op_state"
+"""The state of ``sum()``, ``min()``, ``max()``, ``reduce()`` and other running aggregations."""
 
 
 def span_of(key_groups: KeyGroupRange) -> range:
@@ -364,9 +368,3 @@ def count_key_groups(key_groups: np.ndarray[Any, np.dtype[Any]]) -> tuple[int, .
         encoded.append(count)
         expected = group + 1
     return tuple(encoded)
-
-
-EVENT_TIMERS, PROCESSING_TIMERS = "_timers/event_time", "_timers/processing_time"
-TIMERS = {TimeDomain.EVENT_TIME: EVENT_TIMERS, TimeDomain.PROCESSING_TIME: PROCESSING_TIMERS}
-ROLLING = "_op_state"
-"""The state of ``sum()``, ``min()``, ``max()``, ``reduce()`` and other running aggregations."""

@@ -32,10 +32,10 @@ from dagster_flinkpy.errors import (
 from dagster_flinkpy.flink_savepoint.byte_reader import Decode
 from dagster_flinkpy.flink_savepoint.entries import KEYS, VALUES, regular_columns
 from dagster_flinkpy.flink_savepoint.header import StateHeader
-from dagster_flinkpy.flink_savepoint.keyed_state import DAMAGED, StateRows
 from dagster_flinkpy.flink_savepoint.pickled_data import load_data
 from dagster_flinkpy.flink_savepoint.python_coders import coder_of
 from dagster_flinkpy.flink_savepoint.serializers import Serializer, type_of
+from dagster_flinkpy.flink_savepoint.subtask_state import DAMAGED, StateRows
 from dagster_flinkpy.key_hashes import key_groups_of_hashes
 from dagster_flinkpy.state.handles import EVENT_TIMERS, PROCESSING_TIMERS, StateKind
 from dagster_flinkpy.state.keys import hash_keys

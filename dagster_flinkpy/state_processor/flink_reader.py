@@ -13,12 +13,11 @@ from dagster_flinkpy.common.typeinfo import TypeInformation, Types
 from dagster_flinkpy.datastream.state import MapStateDescriptor, StateDescriptor
 from dagster_flinkpy.errors import CorruptStateError, RestoreError, UnsupportedSavepointError
 from dagster_flinkpy.flink_savepoint.header import StateHeader
-from dagster_flinkpy.flink_savepoint.keyed_state import DAMAGED, KeyedFile
 from dagster_flinkpy.flink_savepoint.metadata import FlinkMetadata, FlinkOperator
-from dagster_flinkpy.flink_savepoint.operator_state import OperatorFile
 from dagster_flinkpy.flink_savepoint.python_coders import coder_of
 from dagster_flinkpy.flink_savepoint.savepoint import FlinkSavepoint, name_of
 from dagster_flinkpy.flink_savepoint.serializers import Serializer, type_of
+from dagster_flinkpy.flink_savepoint.subtask_state import DAMAGED, KeyedFile, OperatorFile
 from dagster_flinkpy.state.handles import ROLLING
 from dagster_flinkpy.state.views import kind_of
 from dagster_flinkpy.state_processor.flink_columns import (

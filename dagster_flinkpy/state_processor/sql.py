@@ -37,6 +37,15 @@ _WINDOW = Types.TUPLE([Types.LONG(), Types.LONG()])
 """How a time window is stored."""
 _BOUNDS = ("window_start", "window_end")
 _INTEGERS = (Types.BYTE(), Types.SHORT(), Types.INT(), Types.LONG())
+_ANY_COLUMN = ("STAR", "POSITIONAL_REFERENCE", "SHOW_REF", "PIVOT")
+"""Classes and types of nodes that may stand for columns that they do not name."""
+_PLAIN_TABLE = {"type", "alias", "query_location", "query_location_length", "catalog_name", "schema_name", "table_name"}
+_PLAIN_TABLE |= {"qualified_name"}
+"""Properties of a table that is not sampled and whose columns are not renamed."""
+_STRUCTS = {"key", "value", "namespace", "map_key"}
+"""Columns that may be structs."""
+_PLAIN_TYPES = {"INTEGER", "BIGINT", "VARCHAR"}
+"""DuckDB's types of whole numbers and text."""
 
 
 def query_state(savepoint: SavepointReader | FlinkSavepointReader, query: str, *, keys: Iterable[str] = ()) -> pa.Table:
@@ -196,20 +205,6 @@ def _quoted(name: str) -> str:
 
 def _shown(name: str) -> str:
     return name if name.isidentifier() else _quoted(name)
-
-
-_ANY_COLUMN = ("STAR", "POSITIONAL_REFERENCE", "SHOW_REF", "PIVOT")
-"""Classes and types of nodes that may stand for columns that they do not name."""
-
-_PLAIN_TABLE = {"type", "alias", "query_location", "query_location_length", "catalog_name", "schema_name", "table_name"}
-_PLAIN_TABLE |= {"qualified_name"}
-"""Properties of a table that is not sampled and whose columns are not renamed."""
-
-_STRUCTS = {"key", "value", "namespace", "map_key"}
-"""Columns that may be structs."""
-
-_PLAIN_TYPES = {"INTEGER", "BIGINT", "VARCHAR"}
-"""DuckDB's types of whole numbers and text."""
 
 
 @dataclass(frozen=True)

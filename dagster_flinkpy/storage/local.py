@@ -36,13 +36,14 @@ from dagster_flinkpy.errors import (
 from dagster_flinkpy.file_lock import LockTimeoutError
 from dagster_flinkpy.storage.local_files import (
     HIDDEN,
+    LocalUpload,
+    consists_of,
     directory_to_disk,
     locked,
     temporary,
     to_disk,
     translated,
 )
-from dagster_flinkpy.storage.local_upload import LocalUpload, consists_of
 from dagster_flinkpy.storage.object_store import (
     ObjectInfo,
     ObjectStore,
@@ -57,6 +58,7 @@ __all__ = ["LocalObjectStore", "walk_input"]
 
 _STALE_SECONDS = 24 * 3600
 """A temporary file of this age was left by a killed process."""
+_ADVICE = "Remove it, or give it a name that begins with '_'"
 
 
 class LocalObjectStore(ObjectStore):
@@ -352,9 +354,6 @@ def _digest(file: BinaryIO) -> str:
 
 def _time(seconds: float) -> datetime:
     return datetime.fromtimestamp(seconds, timezone.utc)
-
-
-_ADVICE = "Remove it, or give it a name that begins with '_'"
 
 
 def walk_input(

@@ -1,7 +1,8 @@
-"""The interface of object stores, conditional writes with a known outcome, and the probe for stores without such."""
+"""The interface of object stores, with the probe for stores without conditional writes, and what is made of it."""
 
 from __future__ import annotations
 
+import io
 import re
 import uuid
 from abc import ABC, abstractmethod
@@ -10,17 +11,27 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import datetime
 from functools import partial
-from typing import ParamSpec
+from typing import Any, ParamSpec
 
 from dagster_flinkpy.errors import (
     ConditionalWritesUnsupportedError,
+    ObjectNotFoundError,
     PathEscapesPrefixError,
     PreconditionFailedError,
     StorageError,
 )
 from dagster_flinkpy.json_records import ArrayRecord
 
-__all__ = ["ObjectInfo", "ObjectStore", "UploadInfo", "UploadedPart", "check_prefix", "check_relative", "put_if"]
+__all__ = [
+    "ObjectInfo",
+    "ObjectStore",
+    "RangedFile",
+    "UploadInfo",
+    "UploadedPart",
+    "check_prefix",
+    "check_relative",
+    "put_if",
+]
 
 P = ParamSpec("P")
 _BAD_KEY = re.compile(r"[\\\x00-\x1f\ud800-\udc7f\udd00-\udfff]|(?:^|/)\.{0,2}(?:/|\Z)")
@@ -325,3 +336,50 @@ def put_if(store: ObjectStore, key: str, data: bytes, if_match: str | None) -> s
         if there == data:
             return etag
         raise
+
+
+class RangedFile(io.RawIOBase):
+    """An object as a file that fetches only the ranges that are read.
+
+    Args:
+        store: Store of the object.
+        key: Key of the object.
+        size: Size of the object in bytes.
+        check: Is called when a range was fetched, before it is used, and if the object is gone.
+    """
+
+    def __init__(self, store: ObjectStore, key: str, size: int, check: Callable[[], object] = lambda: None) -> None:
+        self._store, self._key, self._size, self._check, self._position = store, key, size, check, 0
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def tell(self) -> int:
+        return self._position
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+        self._position = offset + (0, self._position, self._size)[whence]
+        return self._position
+
+    def read(self, size: int | None = -1, /) -> bytes:
+        """Returns what the store does, without the two copies that the base class makes of it."""
+        left = max(self._size - self._position, 0)
+        count = left if size is None or size < 0 else min(size, left)
+        if not count and self._position:
+            return b""
+        try:
+            data = self._store.get_range(self._key, self._position, count) if count else b""
+        except ObjectNotFoundError:
+            self._check()  # may say more
+            raise
+        self._check()
+        self._position += len(data)
+        return data
+
+    def readinto(self, buffer: Any) -> int:
+        data = self.read(len(buffer))
+        buffer[: len(data)] = data
+        return len(data)

@@ -191,7 +191,7 @@ TARGETS = {
         _values_of_files,
         Hook(_LOCAL, "upload_part", after=True),
         {
-            "before the first upload is removed": Hook("dagster_flinkpy.storage.local_upload:LocalUpload", "remove"),
+            "before the first upload is removed": Hook("dagster_flinkpy.storage.local_files:LocalUpload", "remove"),
             "after the first file": Hook(_LOCAL, "complete_upload", after=True),
         },
     ),

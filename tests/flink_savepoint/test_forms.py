@@ -16,10 +16,10 @@ from dagster_flinkpy.common import Row, RowKind, Types
 from dagster_flinkpy.common.typeinfo import TypeInformation
 from dagster_flinkpy.errors import CorruptStateError, TypeMismatchError, UnsupportedSavepointError
 from dagster_flinkpy.flink_savepoint.header import StateHeader
-from dagster_flinkpy.flink_savepoint.keyed_state import StateRows
 from dagster_flinkpy.flink_savepoint.metadata import read_metadata
 from dagster_flinkpy.flink_savepoint.pickled_data import load_data
 from dagster_flinkpy.flink_savepoint.serializers import Serializer
+from dagster_flinkpy.flink_savepoint.subtask_state import StateRows
 from dagster_flinkpy.state_processor import FlinkSavepointReader, read_savepoint
 from dagster_flinkpy.state_processor.flink_columns import DeclaredState, FlinkColumns
 from tests.flink_savepoint.corpus import DECLARED, SAVEPOINTS

@@ -4,8 +4,8 @@ import json
 import re
 from pathlib import Path
 
-from dagster_flinkpy.spark.current_jobs import CurrentJobs
 from dagster_flinkpy.spark.processes import ProcessId
+from dagster_flinkpy.spark.server_state import CurrentJobs
 
 
 def test_a_job_is_told_of_those_that_are_at_work(tmp_path: Path) -> None:

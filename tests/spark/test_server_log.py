@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from dagster_flinkpy.spark.server import _log_signal
-from dagster_flinkpy.spark.server_log import ServerLog, new_log
+from dagster_flinkpy.spark.server_state import ServerLog, new_log
 
 STACK = """\
 2026-01-01 00:00:00 ERROR Executor: Exception in task 0.0

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from dagster_flinkpy.storage.local import LocalObjectStore
-from dagster_flinkpy.storage.ranged_file import RangedFile
+from dagster_flinkpy.storage.object_store import RangedFile
 
 DATA = bytes(range(100))
 

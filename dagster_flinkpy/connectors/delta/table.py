@@ -51,6 +51,34 @@ DIGEST = "flinkpy.digest"
 """The entry of a version that tells which committables it has added."""
 _RETENTION = "delta.setTransactionRetentionDuration"
 _CLOCK_SKEW_MS = 3_600_000
+CONSTRAINT = "delta.constraints."
+"""How the settings that are constraints begin."""
+Change = Literal["append", "replace", "merge"]
+"""What a commit does: adds files, also removes those of partitions, or merges rows by key, which delta-rs does."""
+_KEPT = frozenset(
+    {
+        "appendOnly",
+        "changeDataFeed",
+        "checkConstraints",
+        "columnMapping",
+        "deletionVectors",
+        "generatedColumns",
+        "invariants",
+        "timestampNtz",
+        "v2Checkpoint",
+        "variantType",
+        "variantType-preview",
+    }
+)
+"""Features that a table may have. For some of them `check_rules` looks whether the table makes use of them."""
+_UNDO = {
+    "allowColumnDefaults": "ALTER TABLE ... DROP FEATURE allowColumnDefaults",
+    "clustering": "ALTER TABLE ... CLUSTER BY NONE, and then DROP FEATURE clustering",
+    "inCommitTimestamp": "set delta.enableInCommitTimestamps to false, and then DROP FEATURE inCommitTimestamp",
+    "rowTracking": "set delta.enableRowTracking to false, and then DROP FEATURE rowTracking",
+}
+_LOG = "_delta_log/"
+_ENTRY = re.compile(r"_delta_log/(\d{20})\.json")
 
 
 class DeltaTarget(LakeTarget[DeltaTable]):
@@ -298,36 +326,6 @@ class DeltaRows(TableRows):
         return data_frame(session, self.to_arrow())
 
 
-CONSTRAINT = "delta.constraints."
-"""How the settings that are constraints begin."""
-
-Change = Literal["append", "replace", "merge"]
-"""What a commit does: adds files, also removes those of partitions, or merges rows by key, which delta-rs does."""
-
-_KEPT = frozenset(
-    {
-        "appendOnly",
-        "changeDataFeed",
-        "checkConstraints",
-        "columnMapping",
-        "deletionVectors",
-        "generatedColumns",
-        "invariants",
-        "timestampNtz",
-        "v2Checkpoint",
-        "variantType",
-        "variantType-preview",
-    }
-)
-"""Features that a table may have. For some of them `check_rules` looks whether the table makes use of them."""
-_UNDO = {
-    "allowColumnDefaults": "ALTER TABLE ... DROP FEATURE allowColumnDefaults",
-    "clustering": "ALTER TABLE ... CLUSTER BY NONE, and then DROP FEATURE clustering",
-    "inCommitTimestamp": "set delta.enableInCommitTimestamps to false, and then DROP FEATURE inCommitTimestamp",
-    "rowTracking": "set delta.enableRowTracking to false, and then DROP FEATURE rowTracking",
-}
-
-
 def check_protocol(what: str, reader: int, writer: int, features: Iterable[str]) -> None:
     """Checks that the sink can write to a table with a protocol."""
     if unknown := sorted(set(features) - _KEPT):
@@ -400,10 +398,6 @@ def _check_field(what: str, field: Field, written: Collection[str] | None, chang
             f"{where} has the invariant {field.metadata['delta.invariants']}, which DeltaSink only keeps if it has a "
             "key: drop it, and filter() the records"
         )
-
-
-_LOG = "_delta_log/"
-_ENTRY = re.compile(r"_delta_log/(\d{20})\.json")
 
 
 def entry_name(version: int) -> str:

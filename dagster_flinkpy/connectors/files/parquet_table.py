@@ -20,7 +20,7 @@ from dagster_flinkpy.datastream.connectors.tables import RowCount
 from dagster_flinkpy.errors import ConfigurationError
 from dagster_flinkpy.spark.versions import frame_of_parts
 from dagster_flinkpy.storage import StorageLocation
-from dagster_flinkpy.storage.ranged_file import RangedFile
+from dagster_flinkpy.storage.object_store import RangedFile
 
 if TYPE_CHECKING:
     from typing_extensions import Self

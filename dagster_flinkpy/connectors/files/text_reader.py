@@ -32,7 +32,7 @@ from dagster_flinkpy.datastream.formats.csv import CsvReaderFormat
 from dagster_flinkpy.datastream.formats.json_lines import JsonLinesReaderFormat
 from dagster_flinkpy.errors import InputChangedError, ObjectNotFoundError, SourceReadError
 from dagster_flinkpy.storage import ObjectStore, StorageLocation
-from dagster_flinkpy.storage.ranged_file import RangedFile
+from dagster_flinkpy.storage.object_store import RangedFile
 
 __all__ = ["TextFile", "ends_of_records", "location_of", "read_text"]
 

@@ -27,6 +27,9 @@ __all__ = ["KinesisEnumerator", "KinesisStream", "Page", "Position", "Shard", "a
 _PAGE_RECORDS = 10_000
 _PAUSE_SECONDS = 0.2
 """A shard answers five requests a second."""
+_AGGREGATED = b"\xf3\x89\x9a\xc2"
+"""How records of the Kinesis Producer Library begin that hold several others. They end with an MD5."""
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -160,10 +163,6 @@ def _code_of(error: SourceReadError) -> str | None:
     return str(cause.response["Error"]["Code"]) if isinstance(cause, ClientError) else None
 
 
-_AGGREGATED = b"\xf3\x89\x9a\xc2"
-"""How records of the Kinesis Producer Library begin that hold several others. They end with an MD5."""
-
-
 def arrival_ms(record: Any) -> int:
     """Returns when a record arrived, in milliseconds since 1970."""
     arrived: float = record["ApproximateArrivalTimestamp"].timestamp()
@@ -207,9 +206,6 @@ def _decoded(decode: Decoder, records: list[Any], shard: str) -> pa.Array:
                 "producer. To leave out what is aggregated, start from empty state at a later time (starting)"
             )
     return decoded(decode, data, lambda i: f"record {records[i]['SequenceNumber']} of shard {shard}")
-
-
-_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)

@@ -30,7 +30,7 @@ from dagster_flinkpy.connectors.files.parquet_table import table_schema
 from dagster_flinkpy.connectors.lake.lake_sink import LakeSink
 from dagster_flinkpy.datastream.connectors.base import CommitterInitContext
 from dagster_flinkpy.errors import CommittableLostError, ConfigurationError, SinkCommitError, StorageError
-from dagster_flinkpy.storage.ranged_file import RangedFile
+from dagster_flinkpy.storage.object_store import RangedFile
 
 __all__ = ["LOOKS", "LakeCommitter", "LakeTarget", "PartitionReplacement", "without"]
 

@@ -17,8 +17,7 @@ from dagster_flinkpy.errors import (
     TypeMismatchError,
 )
 from dagster_flinkpy.storage import ObjectInfo, ObjectStore
-from dagster_flinkpy.storage.object_store import check_relative
-from dagster_flinkpy.storage.ranged_file import RangedFile
+from dagster_flinkpy.storage.object_store import RangedFile, check_relative
 
 if TYPE_CHECKING:
     import pyarrow as pa

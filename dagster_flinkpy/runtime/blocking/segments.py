@@ -31,7 +31,7 @@ from dagster_flinkpy.datastream.program.job_graph import JobGraph
 from dagster_flinkpy.errors import InputTypeError, ObjectNotFoundError, SegmentLostError, SourceReadError, StorageError
 from dagster_flinkpy.state.schema_evolution import read_alike, upgraded
 from dagster_flinkpy.storage import ObjectStore, StorageLocation
-from dagster_flinkpy.storage.ranged_file import RangedFile
+from dagster_flinkpy.storage.object_store import RangedFile
 
 __all__ = [
     "SegmentWriter",

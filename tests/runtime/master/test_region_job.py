@@ -12,7 +12,7 @@ from dagster_flinkpy.errors import CheckpointError, ConfigurationError, Executor
 from dagster_flinkpy.runtime.failure import error_to_json
 from dagster_flinkpy.runtime.master.deployments.region_job import run_region
 from dagster_flinkpy.spark import sessions
-from dagster_flinkpy.spark.server_log import ServerLog
+from dagster_flinkpy.spark.server_state import ServerLog
 from tests.runtime.harness import collect_graph, make_job
 from tests.runtime.programs import environment, events
 

@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
     from dagster_flinkpy.runtime.master.job_session import JobSession
-    from dagster_flinkpy.spark.server_log import ServerLog
+    from dagster_flinkpy.spark.server_state import ServerLog
 
 __all__ = ["run_region", "runs_a_task", "translated"]
 
