@@ -67,11 +67,11 @@ def metric_reporters_of(configuration: Configuration) -> tuple[MetricReporterOpt
             name, _, option = key.removeprefix(_PREFIX).partition(".")
             by_name.setdefault(name, {})[option] = value
     listed = [name.strip() for name in configuration.get_string("metrics.reporters", "").split(",") if name.strip()]
-    found = (_reporter(name, by_name.get(name, {})) for name in listed or by_name)
+    found = (_reporter(configuration, name, by_name.get(name, {})) for name in listed or by_name)
     return tuple(reporter for reporter in found if reporter is not None)
 
 
-def _reporter(name: str, options: dict[str, str]) -> MetricReporterOptions | None:
+def _reporter(configuration: Configuration, name: str, options: dict[str, str]) -> MetricReporterOptions | None:
     factory = options.pop("factory.class", _FACTORIES.get(name, "")).rpartition(".")[2]
     reporter: MetricReporterOptions
     if factory == _FACTORIES["prom"]:
@@ -83,8 +83,9 @@ def _reporter(name: str, options: dict[str, str]) -> MetricReporterOptions | Non
             options.pop("hostUrl"),
             options.pop("jobName", None) or None,
             _grouping_key(f"{_PREFIX}{name}.groupingKey", options.pop("groupingKey", "")),
-            _boolean(f"{_PREFIX}{name}.deleteOnShutdown", options.pop("deleteOnShutdown", "false")),
+            configuration.get_boolean(f"{_PREFIX}{name}.deleteOnShutdown", False),
         )
+        options.pop("deleteOnShutdown", None)
     else:
         known = " and ".join(_FACTORIES.values())
         no_effect(f"metric reporter {name!r}", f"its factory.class is {factory!r}; there are {known}", stacklevel=5)
@@ -114,9 +115,3 @@ def _grouping_key(key: str, text: str) -> tuple[tuple[str, str], ...]:
             raise ConfigurationError(f"{key} is {text!r}; write labels as 'name=value;name=value'")
         labels.append((name, value))
     return tuple(labels)
-
-
-def _boolean(key: str, text: str) -> bool:
-    if text.lower() not in ("true", "false"):
-        raise ConfigurationError(f"option {key!r} is neither true nor false: {text!r}")
-    return text.lower() == "true"

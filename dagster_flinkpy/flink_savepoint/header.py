@@ -42,11 +42,10 @@ class StateHeader:
 
 
 @dataclass(frozen=True)
-class KeyedHeader:
-    """The header of keyed state."""
+class OperatorHeader:
+    """The header of operator state."""
 
     compressed: bool
-    key: Serializer
     states: tuple[StateHeader, ...]
     """The states that can be read, in the order of their numbers."""
     unreadable: tuple[str, str] | None
@@ -54,12 +53,10 @@ class KeyedHeader:
 
 
 @dataclass(frozen=True)
-class OperatorHeader:
-    """The header of operator state."""
+class KeyedHeader(OperatorHeader):
+    """The header of keyed state."""
 
-    compressed: bool
-    states: tuple[StateHeader, ...]
-    unreadable: tuple[str, str] | None
+    key: Serializer
 
 
 def read_keyed_header(reader: ByteReader) -> KeyedHeader:
@@ -77,7 +74,7 @@ def read_keyed_header(reader: ByteReader) -> KeyedHeader:
     except UnsupportedSavepointError as error:
         raise UnsupportedSavepointError(f"{reader.what}: the keys: {error}") from None
     states, unreadable = _states(reader, _count(reader), (_KEY_VALUE, _PRIORITY_QUEUE))
-    return KeyedHeader(compressed, key, states, unreadable)
+    return KeyedHeader(compressed, states, unreadable, key)
 
 
 def read_operator_header(reader: ByteReader) -> OperatorHeader:

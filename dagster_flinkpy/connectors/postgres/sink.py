@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Sequence
 
-from dagster_flinkpy.common.arguments import check_argument, check_installed, check_name
+from dagster_flinkpy.common.arguments import check_argument, check_installed, check_name, names_in
 from dagster_flinkpy.common.typeinfo import TypeInformation
 from dagster_flinkpy.connectors.columns.column_types import FilledColumns, columns_of
 from dagster_flinkpy.connectors.postgres.sql_types import schema_and_table, sql_type, table_uri
@@ -66,8 +66,7 @@ class PostgresSink(TwoPhaseCommittingSink):
         check_name("PostgresSink() as table", table)
         check_argument("PostgresSink()", staging, (str, StorageLocation, type(None)), "a folder for staged rows")
         check_installed("PostgresSink", "psycopg", "postgres")
-        if isinstance(key, str):
-            raise ConfigurationError(f"key must be a list of columns, such as [{key!r}]")
+        self.key = names_in("PostgresSink()", "key", key)
         if key and partition_column is not None:
             raise ConfigurationError(
                 "give a key or a partition_column: rows replace rows with the same key, or those of a partition"
@@ -80,7 +79,6 @@ class PostgresSink(TwoPhaseCommittingSink):
             raise ConfigurationError("PostgresSink needs staging, a folder for the rows of incomplete checkpoints")
         self.conninfo, (self.schema, self.table) = conninfo, schema_and_table(table)
         self.staging = StorageLocation(staging) if isinstance(staging, str) else staging
-        self.key = tuple(key)
         self.filled = None if partition_column is None else FilledColumns(partition_column)
         self.prepare_transactions = prepare_transactions
         self.create = create
