@@ -43,6 +43,7 @@ __all__ = [
     "operator_code_version",
     "operator_folders",
     "operator_program",
+    "taken_by",
 ]
 
 _LIBRARIES = (__name__.partition(".")[0], "builtins", "abc", "typing", "pyarrow", "numpy", "pandas")
@@ -78,6 +79,8 @@ class OperatorProgram(JsonRecord, omit_defaults=True):
     """The URLs of the folders that a source reads or a sink writes."""
     writes_to: str = ""
     """Where a sink writes, such as the URL of a table or topic, without credentials. Empty if it does not say."""
+    takes_from: str = ""
+    """What only one job can read, such as a replication slot, without credentials. Empty if others can read it, too."""
     extra: Json = field(default_factory=dict)
     """Fields that this release does not know."""
 
@@ -105,7 +108,14 @@ def operator_program(graph: JobGraph, uid: str, *, with_modules: bool = False) -
         settings[_INPUT] = _setting(what, with_modules, words)
     python = f"{sys.version_info.major}.{sys.version_info.minor}"
     writes_to = (vertex.spec.sink.uri() or "") if isinstance(vertex.spec, SinkSpec) else ""
-    return OperatorProgram(vertex.spec.kind, python, settings, operator_folders(vertex.spec), writes_to)
+    return OperatorProgram(
+        vertex.spec.kind, python, settings, operator_folders(vertex.spec), writes_to, taken_by(vertex.spec)
+    )
+
+
+def taken_by(spec: OperatorSpec) -> str:
+    """Returns what only one job can read, and a source reads: what has an attribute ``takes_from``. Others: empty."""
+    return str(getattr(spec.source, "takes_from", "")) if isinstance(spec, SourceSpec) else ""
 
 
 def operator_folders(spec: OperatorSpec) -> tuple[str, ...]:

@@ -1,4 +1,4 @@
-"""Checks that a fork, a copy or a renamed job does not write where the job does that it comes from."""
+"""Checks that a fork, a copy or a renamed job neither writes nor takes input away where its origin does."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from dagster_flinkpy.checkpoint.forks.job_disposal import split_origin
 from dagster_flinkpy.checkpoint.head import read_head
 from dagster_flinkpy.checkpoint.locations.savepoint_target import overlap
 from dagster_flinkpy.checkpoint.metadata import CheckpointMetadata
-from dagster_flinkpy.checkpoint.operator_program import OperatorProgram, operator_program
+from dagster_flinkpy.checkpoint.operator_program import OperatorProgram, operator_program, taken_by
 from dagster_flinkpy.checkpoint.store import CompletedCheckpointStore
 from dagster_flinkpy.datastream.operator_specs import BlockingEdgeSinkSpec, SinkSpec
 from dagster_flinkpy.datastream.program.job_graph import JobGraph
@@ -110,6 +110,8 @@ def _beside(job: StorageLocation) -> Iterator[tuple[StorageLocation, CheckpointM
 def refuse_sinks_of(owner: str, job: StorageLocation, graph: JobGraph, *, relation: str = "fork") -> None:
     """Checks that the sinks of a fork write to other tables, topics and folders than one other job.
 
+    And that its sources take nothing away that the other job is still to read.
+
     Args:
         owner: Id of the job whose tables they must not touch. Its prefix is beside that of the fork.
         job: The prefix of the fork. There need not be anything in it yet.
@@ -117,11 +119,21 @@ def refuse_sinks_of(owner: str, job: StorageLocation, graph: JobGraph, *, relati
         relation: What the message calls the fork.
 
     Raises:
-        ConfigurationError: A sink writes, or may write, where the job does; the message names it.
+        ConfigurationError: A sink writes, or may write, where the job does, or a source takes from where it reads; the
+            message names it.
     """
     latest = CompletedCheckpointStore(job.parent.child(owner).open()).latest()
     if latest is None:
         return  # it was disposed of, and its tables are free
+    taken = {each.program.takes_from for each in latest.operators if each.program is not None}
+    for vertex in graph.vertices:
+        if (place := taken_by(vertex.spec)) and place in taken:
+            raise ConfigurationError(
+                f"source {vertex.uid!r} reads from {place}, as job {owner!r} does, of which job {job.name!r} is a "
+                f"{relation}. What one of them has read is gone there, and the other one would miss it. Give the "
+                f"source of the {relation} another place to read, such as a copy of the replication slot that was made "
+                f"before the {relation}; or dispose of job {owner!r} if the {relation} replaces it"
+            )
     theirs = {
         each.uid: each.program for each in latest.operators if each.program is not None and each.program.kind == _SINK
     }

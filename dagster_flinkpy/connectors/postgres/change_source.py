@@ -105,3 +105,8 @@ class PostgresChangeSource(RowSource):
 
     def uris(self) -> list[str]:
         return [table_uri(self.conninfo, self.schema, self.table)]
+
+    @property
+    def takes_from(self) -> str:
+        """What only one job can read, because what it has read is gone there: see `taken_by`."""
+        return table_uri(self.conninfo, None, f"slot={self.slot}")

@@ -466,7 +466,8 @@ class ReplicationSlot:
             )
         return RestoreError(
             f"the state has read the changes of table {table} up to {lsn_text(lsn)}, but replication slot {slot!r} "
-            f"begins at {lsn_text(confirmed)}: a later checkpoint was completed, somebody has advanced the slot, or it "
-            "was created anew, and the server no longer has the changes in between. Restore the latest checkpoint. If "
-            f"there is none from after {lsn_text(confirmed)}, changes are missing. {self.way_on}"
+            f"begins at {lsn_text(confirmed)}: a later checkpoint was completed, another job reads from it, "
+            "somebody has advanced the slot, or it was created anew, and the server no longer has the changes since. "
+            "Restore the latest checkpoint. Or give a job that tries something a slot of its own. If there is no "
+            f"checkpoint from after {lsn_text(confirmed)}, changes are missing. {self.way_on}"
         )

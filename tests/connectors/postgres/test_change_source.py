@@ -10,6 +10,7 @@ from typing import Any
 import psycopg
 import pytest
 
+from dagster_flinkpy.checkpoint.forks.fork import fork_job
 from dagster_flinkpy.checkpoint.requests import RequestKind
 from dagster_flinkpy.common import Types
 from dagster_flinkpy.common.watermark_strategy import WatermarkStrategy
@@ -19,11 +20,13 @@ from dagster_flinkpy.connectors.postgres import slot as postgres_slot
 from dagster_flinkpy.datastream import MapFunction, StreamExecutionEnvironment
 from dagster_flinkpy.datastream.connectors.base import SourceLag, SourceSplit, SplitEnumerator, SplitEnumeratorContext
 from dagster_flinkpy.errors import ConfigurationError, RestoreError, SourceReadError
+from dagster_flinkpy.storage import StorageLocation
 from dagster_flinkpy.testing import run_local
 from tests import waiting
 from tests.connectors.postgres.sinks import Database
-from tests.runtime.harness import collect_graph
+from tests.runtime.harness import HarnessAttempt, collect_graph
 from tests.runtime.master.test_open_epochs import Run, World
+from tests.runtime.programs import FolderSink
 
 
 class Changes(Database):
@@ -430,6 +433,38 @@ def test_a_job_confirms_what_it_has_read(database: Changes) -> None:
     assert sorted(found) == [f"+I{n}" for n in range(5)]
     enumerator = started(source)
     assert take(source, enumerator) == [], "the slot begins after all of them"
+
+
+def test_a_fork_reads_a_copy_of_the_slot_and_takes_nothing_from_the_original(database: Changes, tmp_path: Path) -> None:
+    """It advanced the slot of the original, which could not go on: it had to begin anew with a snapshot."""
+    database.create()
+    copy = f"{database.schema}_copy"
+
+    def attempt(job_id: str, slot: str = database.schema) -> HarnessAttempt:
+        source = PostgresChangeSource(
+            database.conninfo, f"{database.schema}.t", slot, publication=database.schema, bounded=False
+        )
+        env = StreamExecutionEnvironment.get_execution_environment()
+        rows = env.from_source(source, WatermarkStrategy.no_watermarks(), "rows").uid("rows")
+        numbers = rows.map(lambda row: (row.n,), Types.TUPLE([Types.LONG()])).uid("numbers")
+        numbers.sink_to(FolderSink(tmp_path / job_id)).uid("table")
+        return HarnessAttempt(env.get_job_graph(), tmp_path / "jobs", job_id=job_id)
+
+    with attempt("job") as running:
+        running.run_epoch()
+    database.sql(f"SELECT pg_copy_logical_replication_slot('{database.schema}', '{copy}')")
+    try:
+        fork_job(StorageLocation(str(tmp_path / "jobs" / "job")), "fork")
+        database.sql("INSERT INTO {}.t VALUES (1, 'x')")
+        says = f"source 'rows' reads from postgresql://.*slot={database.schema}, as job 'job' does"
+        with pytest.raises(ConfigurationError, match=says), attempt("fork"):
+            pass
+        for job_id, slot in (("fork", copy), ("job", database.schema)):
+            with attempt(job_id, slot) as running:
+                running.run_epoch()
+            assert FolderSink(tmp_path / job_id).rows() == [(1,)]
+    finally:
+        database.sql(f"SELECT pg_drop_replication_slot('{copy}')")
 
 
 class Seen(MapFunction):
