@@ -29,6 +29,7 @@ from dagster_flinkpy.errors import UserFunctionError
 from dagster_flinkpy.runtime.operators.windows import general_windower
 from dagster_flinkpy.state import session_table
 from dagster_flinkpy.state.backend import ColumnarKeyedStateBackend
+from dagster_flinkpy.state.session_table import SessionTable
 from dagster_flinkpy.state_processor import read_savepoint
 from tests.examples import examples
 from tests.runtime.harness import HarnessAttempt, ManualClock, collect_all, collect_graph, collected
@@ -211,6 +212,33 @@ def test_the_quick_way_fires_and_stores_what_the_general_one_does(
         if full:  # State is written out early, before each batch.
             patch.setattr(ColumnarKeyedStateBackend, "is_full", True)
         assert outcome([0, *turns]) == expected
+
+
+@pytest.mark.parametrize("contents", ["elements", "summed"])
+def test_sessions_that_have_ended_leave_room_in_an_epoch(
+    contents: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # A session of "a" goes on while many of "b" and "c" end.
+    records = [(key, time, time) for time in range(0, 400, 4) for key in "abc" if key == "a" or time % 20 == 0]
+    numbered: list[tuple[int, int]] = []
+
+    def compact(sessions: SessionTable) -> None:
+        before = len(sessions)
+        whole(sessions)
+        if len(sessions) < before:
+            numbered.append((before, len(sessions)))
+
+    whole = SessionTable.compact
+    monkeypatch.setattr(SessionTable, "compact", compact)
+    monkeypatch.setattr(session_table, "_SPARE_SESSIONS", 0)
+
+    def fired(assigner: Any, folder: str) -> Any:
+        source = events(environment(), records, per_epoch=len(records), batch_size=3, strategy=event_time(0))
+        return run([graph_of(source, assigner, contents, 0)], tmp_path / folder, [0], {}, live=False)
+
+    quick, general = (fired(each, f"{i}") for i, each in enumerate(ASSIGNERS["fixed"]))
+    assert quick == general
+    assert len(numbered) > 3
 
 
 @pytest.mark.parametrize("contents", ["elements", "aggregated, with a function", "summed"])
