@@ -252,7 +252,8 @@ class JobAttempt(AttemptRuns):
         self.committed_on_recovery = committed or self.committed_on_recovery
         load = partial(self._restore.load, self._location, self.graph, self._store, self._attempt)
         self.restored = committers.check_to_replace(self._watchdog.run("loading the state to restore", load))
-        if self.restored is not None and self._restore.path is None:
+        # From the first checkpoint of a fork on, it is to write elsewhere.
+        if self.restored and self._restore.path is None and not (ancestors and self.restored.parent_id is None):
             for text in committers.moved(self.restored):
                 self._on_log(LogEntry("", 0, self.restored.checkpoint_id, logging.WARNING, __name__, text))
         self.stopped = self.restored is not None and self.restored.stopped and self._restore.path is None

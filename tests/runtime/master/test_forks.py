@@ -14,6 +14,7 @@ from dagster_flinkpy.checkpoint.sweep import sweep
 from dagster_flinkpy.datastream import SavepointFormatType
 from dagster_flinkpy.datastream.program.job_graph import JobGraph
 from dagster_flinkpy.errors import CheckpointError, ConfigurationError, CorruptStateError, JobNotFoundError
+from dagster_flinkpy.spark.user_logs import LogEntry
 from dagster_flinkpy.state_processor import Fork, dispose_job, fork_job, list_forks, read_savepoint
 from dagster_flinkpy.storage import StorageLocation
 from tests.runtime.harness import HarnessAttempt, collect_graph, collected
@@ -205,6 +206,10 @@ def test_a_fork_does_not_write_where_the_original_does(
         with pytest.raises(ConfigurationError, match=r"sink 'table' writes to .* job 'job'"), fork:
             pass
         dispose_job(location(tmp_path / "jobs", "job"))  # then the fork replaces it
-    with HarnessAttempt(program(Named(folder, **after)), tmp_path / "jobs", job_id="copy") as attempt:
+    told: list[LogEntry] = []
+    with HarnessAttempt(
+        program(Named(folder, **after)), tmp_path / "jobs", job_id="copy", on_log=told.append
+    ) as attempt:
         attempt.run_epoch()
+    assert not [entry for entry in told if "share these checkpoints" in entry.text], "a fork has checkpoints of its own"
     assert len(Named(folder, None).rows()) == 6
