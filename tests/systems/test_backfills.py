@@ -494,7 +494,7 @@ def test_a_backfill_with_a_gap_goes_on_behind_it_from_what_is_there(daemon: Daem
     assert ranges(daemon.runs(backfill)) == [(KEYS[1], KEYS[1]), (KEYS[4], KEYS[5])]
     assert daemon.table() == straight_run(KEYS)
     last = daemon.said(daemon.runs(backfill)[1])
-    assert f"Partitions {KEYS[2]} to {KEYS[6]} were computed from the state before this run" in last
+    assert f"Partitions {KEYS[2]} to {KEYS[6]} were computed before an earlier one was run again" in last
 
 
 @pytest.mark.parametrize("policy", [SINGLE, EACH], ids=["single", "each"])

@@ -94,8 +94,8 @@ def run_partitions(
         raise
     if stale:
         context.log.warning(
-            f"Partitions {stale[0].partition} to {stale[-1].partition} were computed from the state before this run. "
-            "Run them again, in order."
+            f"Partitions {stale[0].partition} to {stale[-1].partition} were computed before an earlier one was run "
+            "again. Run them again, in order."
         )
     return completed, attempt.token, stale
 
