@@ -218,6 +218,39 @@ def test_a_branch_that_cannot_be_part_of_a_name(locations: Locations, program: P
 
 
 @pytest.mark.system
+def test_a_job_with_partitions_takes_its_folder_along_to_a_new_name(tmp_path: Path, locations: Locations) -> None:
+    """After the fork that was advised, and the end of the old job, only the next partition could run."""
+    (tmp_path / "in").mkdir()
+    days = DailyPartitionsDefinition("2024-03-01", end_date="2024-03-03")
+    keys = days.get_partition_keys()
+    for day in keys:
+        pq.write_table(pa.table({"word": ["to"]}), tmp_path / "in" / f"{day}.parquet")
+
+    def program() -> StreamExecutionEnvironment:
+        env = StreamExecutionEnvironment.get_execution_environment()
+        row = Types.ROW_NAMED(["word"], [Types.STRING()])
+        source = ParquetSource(str(tmp_path / "in"), row_type=row, partition_format="%Y-%m-%d")
+        words = env.from_source(source, WatermarkStrategy.no_watermarks(), "words").uid("words")
+        words.key_by("word").count().uid("counts").sink_to(ParquetSink(str(tmp_path / "table"))).uid("table")
+        return env
+
+    def run(name: str, partition: str) -> str | None:
+        assets = flink_assets(program, name=name, partitions_def=days)
+        location = Definitions(assets, resources=locations.resources)
+        return locations.run(location, "__ASSET_JOB", partition=partition)
+
+    assert [run("words", day) for day in keys] == [None, None]
+    old, new = tmp_path / "checkpoints/words", tmp_path / "checkpoints/terms"
+    said = run("terms", keys[1])
+    assert said is not None and f"move file://{old} with all that is in it to file://{new}" in said
+    old.rename(new)
+    assert run("terms", keys[1]) is None
+    files = (tmp_path / "table").rglob("*.parquet")
+    rows = [row for file in files for row in pq.read_table(file, partitioning=None).to_pylist()]
+    assert sorted(row["count"] for row in rows) == [1, 2], "it starts from the first one, and its row is replaced"
+
+
+@pytest.mark.system
 def test_a_job_under_a_new_name_does_not_write_its_rows_once_more(tmp_path: Path, locations: Locations) -> None:
     def named(name: str, words: list[str]) -> Definitions:
         assets = flink_assets(lambda: word_count(tmp_path / "tables" / "all", words, per_epoch=2), name=name)

@@ -88,12 +88,14 @@ def refuse_renamed(job: StorageLocation, graph: JobGraph) -> None:
             continue  # a region of an earlier release, which is refused with other advice
         theirs = {each.uid: each.program for each in latest.operators if each.program is not None}
         if theirs.keys() == ours.keys() and all(theirs[uid].settings == ours[uid].settings for uid in ours):
+            way = f"run 'flinkpy job fork {other.url} --as {job.name}' and then 'flinkpy job dispose {other.url}'"
+            if (kept := read_head(other.open())) is not None and kept[0].partitions:  # a fork has the last one only
+                way = f"move {other.url} with all that is in it to {job.url}, so that the ends of its partitions stay"
             raise ConfigurationError(
                 f"job {job.name!r} has no checkpoint, and job {other.name!r} beside it has the same program: "
                 f"{job.name!r} would read its input again, and write its rows once more to {', '.join(places)}. If it "
-                f"is {other.name!r} under a new name, run 'flinkpy job fork {other.url} --as {job.name}' and then "
-                f"'flinkpy job dispose {other.url}', and it continues. Or give its sinks other places. To write the "
-                "rows once more, set start_empty in the config of one run"
+                f"is {other.name!r} under a new name, {way}, and it continues. Or give its sinks other places. To "
+                "write the rows once more, set start_empty in the config of one run"
             )
 
 
