@@ -96,6 +96,8 @@ class JobState:
         self._causes: dict[int | None, FlinkPyError] = {}
         """Why steps of checkpoints have failed."""
         self._subsumed: list[int] = []
+        self._waits_for = ""
+        """What was told last of why no checkpoint is triggered yet."""
 
     # --- what is known -----------------------------------------------------------------------------------------------
 
@@ -522,7 +524,9 @@ class JobState:
         match rejected.reason:
             case CheckpointFailureReason.NOT_ALL_REQUIRED_TASKS_RUNNING if self.coordinator.running:
                 self.schedule.retry_ms = self._turn.now_ms + _RETRY_AFTER_MS
-                self._tell(job_messages.Say(f"no checkpoint is triggered yet: {rejected.message}"))
+                if rejected.message != self._waits_for:
+                    self._waits_for = rejected.message
+                    self._tell(job_messages.Say(f"no checkpoint is triggered yet: {rejected.message}"))
             case CheckpointFailureReason.MINIMUM_TIME_BETWEEN_CHECKPOINTS:
                 self._tell(job_messages.Say(rejected.message))  # it is due again when the pause is over
             case CheckpointFailureReason.TOO_MANY_CHECKPOINT_REQUESTS:

@@ -12,7 +12,7 @@ import pytest
 from dagster_flinkpy.checkpoint.coordinator.checkpoint_contents import CheckpointContents
 from dagster_flinkpy.checkpoint.coordinator.coordinator import CheckpointCoordinator
 from dagster_flinkpy.checkpoint.coordinator.coordinator_config import CoordinatorConfig
-from dagster_flinkpy.checkpoint.coordinator.instructions import DiscardState, Instruction, NotifyAborted
+from dagster_flinkpy.checkpoint.coordinator.instructions import DiscardState, Instruction, NotifyAborted, Rejected
 from dagster_flinkpy.checkpoint.coordinator.messages import CheckpointFailureReason
 from dagster_flinkpy.checkpoint.coordinator.stimuli import (
     CheckpointIdAssigned,
@@ -49,6 +49,7 @@ from dagster_flinkpy.runtime.master.job_messages import (
     PlanEpoch,
     RequestsTaken,
     RunEpoch,
+    Say,
     StepFailed,
     TimePassed,
 )
@@ -228,6 +229,17 @@ def test_the_job_restarts_if_more_checkpoints_are_declined_than_tolerated(tmp_pa
     assert "WriteCheckpoint" not in job.ran()
     assert job.state.error is error
     assert job.failover.restart_all_at(error) == DELAY_MS
+
+
+def test_what_the_first_checkpoint_waits_for_is_told_once(tmp_path: Path) -> None:
+    """A job whose tasks took minutes to start had a line for each second of it in its log."""
+    job = Job(tmp_path)
+    assert job.state.coordinator.running
+    for what in ("counts[0]", "counts[0]", "counts[1]"):
+        reason = CheckpointFailureReason.NOT_ALL_REQUIRED_TASKS_RUNNING
+        job.state._on_rejected(Rejected("1", reason, f"triggering task {what} is not running"))
+    said = [each.line for each in job.state._turn.instructions if isinstance(each, Say)]
+    assert said == [f"no checkpoint is triggered yet: triggering task counts[{n}] is not running" for n in (0, 1)]
 
 
 def test_epochs_go_on_while_a_checkpoint_completes(tmp_path: Path) -> None:
