@@ -303,6 +303,19 @@ def test_a_proof_that_may_be_at_work_is_left_alone(tmp_path: Path) -> None:
         assert [each.job_id for each in list_forks(job)] == ["job_before", "job_proof_old"]
 
 
+def test_a_job_that_goes_on_may_drop_the_checkpoint_that_is_proved_upon(tmp_path: Path) -> None:
+    """With a short interval it is gone before the second version begins."""
+    old, new = program(tmp_path, Totals()), program(tmp_path, Sums(), renamed)
+    run(old, tmp_path, 2)
+
+    def say(line: str) -> None:
+        if line.startswith("running the old program"):
+            run(old, tmp_path, 3)
+
+    report = prove_upgrade(old, new, job_of(tmp_path), spark=SPARK, on_progress=say)
+    assert report.verdict is UpgradeVerdict.SAME
+
+
 def test_the_rows_that_differ_are_named(tmp_path: Path) -> None:
     old, new = program(tmp_path, Totals()), program(tmp_path, Totals(wrong=23))
     run(old, tmp_path, 3)

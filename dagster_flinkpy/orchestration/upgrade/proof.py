@@ -153,6 +153,7 @@ class _Proof:
         self, old: FlinkJob, new: FlinkJob, plan: RestoreForecast, epochs: int, since: str | None
     ) -> UpgradeReport:
         """Runs both, and compares what they have written."""
+        from dagster_flinkpy.checkpoint.forks.fork import fork_job
         from dagster_flinkpy.checkpoint.recomputation import recomputation_of
 
         first, found = self.stored.metadata.checkpoint_id, plan.recomputation
@@ -167,6 +168,8 @@ class _Proof:
         rows, forks = _places(self.job)
         _clear(self.job)
         try:
+            for fork in forks.values():  # both at once: the job goes on, and keeps this checkpoint for a while only
+                fork_job(self.job, fork.name, at=self.at, owner=self.owner)
             ends = {
                 side: self._end(side, program, again[side], epochs) for side, program in (("old", old), ("new", new))
             }
@@ -187,10 +190,7 @@ class _Proof:
         self, side: str, program: FlinkJob, recomputation: Recomputation | None, epochs: int
     ) -> CheckpointMetadata | None:
         """Runs a version on a fork, and returns the last checkpoint."""
-        from dagster_flinkpy.checkpoint.forks.fork import fork_job
-
         rows, forks = _places(self.job)
-        fork_job(self.job, forks[side].name, at=self.at, owner=self.owner)
         self.on_progress(f"running the {side} program on {forks[side].name}")
         shadow = Shadow(program, forks[side], rows.child(side), self.spark, self.owner, self.on_progress, recomputation)
         return shadow.run(epochs, self.stored.metadata)
