@@ -284,12 +284,11 @@ class DataStream(StreamSettings):
         return self._then("Timestamps/Watermarks", TimestampsSpec(watermark_strategy), self.get_type())
 
     def get_side_output(self, output_tag: OutputTag) -> DataStream:
-        """Returns the side output of this operator with this tag."""
+        """Returns the side output of this operator with this tag. `JobGraphError` if it has none, as ``map()``."""
         check_argument("get_side_output()", output_tag, OutputTag, "an OutputTag, such as OutputTag('late', type_info)")
-        declared = self._transformation.side_outputs
-        type_info = output_tag.type_info or declared.get(output_tag.tag_id) or PickledBytesTypeInfo()
-        declared[output_tag.tag_id] = type_info
-        return self._with_inputs((Input(self._transformation, FORWARD, output_tag.tag_id),))
+        if len(self._upstream.inputs) > 1:
+            raise JobGraphError("united streams have no side outputs: call get_side_output() on each before union()")
+        return self._with_inputs((Input(self._transformation, FORWARD, self._transformation.side_output(output_tag)),))
 
     # --- partitioning ------------------------------------------------------------------------------------------------
 

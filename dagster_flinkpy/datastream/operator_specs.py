@@ -121,6 +121,8 @@ class OperatorSpec:
     """The inputs of a keyed operator that are not keyed."""
     batch_calls: ClassVar[bool] = False
     """Whether its function takes batches."""
+    side_outputs: ClassVar[bool] = False
+    """Whether its function may send records to side outputs."""
 
     @property
     def at_once(self) -> int:
@@ -200,6 +202,7 @@ class FlatMapSpec(_FunctionSpec):
 
     function: FlatMapFunction | Callable[[Any], Any]
     kind: ClassVar[str] = "flat_map"
+    side_outputs: ClassVar[bool] = True
 
 
 @dataclass(frozen=True)
@@ -215,6 +218,7 @@ class AsyncWaitSpec(_FunctionSpec):
     ordered: bool = False
     """Whether results have the order of the records."""
     kind: ClassVar[str] = "async_wait"
+    side_outputs: ClassVar[bool] = True
 
     @property
     def at_once(self) -> int:
@@ -244,6 +248,7 @@ class InputsSpec(_FunctionSpec):
     """Base class of the specs whose function has a method for each input."""
 
     methods: ClassVar[tuple[str, ...]]
+    side_outputs: ClassVar[bool] = True
 
     def inputs(self) -> Sequence[Callable[..., Any]]:
         """Returns what processes a record, or a batch, of each input."""
@@ -411,6 +416,7 @@ class WindowSpec(OperatorSpec):
     late_tag: str | None = None
     """The side output of records that arrive later than that."""
     kind: ClassVar[str] = "window"
+    side_outputs: ClassVar[bool] = True
     keyed: ClassVar[bool] = True
 
     def user_functions(self) -> list[Any]:

@@ -164,7 +164,7 @@ def test_an_unknown_key_field_is_named_with_those_there_are(stream: DataStream) 
         lambda s: s.broadcast(),
         lambda s: s.global_(),
         lambda s: s.union(s.map(lambda v: v, PAIR)),
-        lambda s: s.get_side_output(OutputTag("side")),
+        lambda s: s.flat_map(lambda v: [v]).get_side_output(OutputTag("side")),
     ],
     ids=["key_by", "rebalance", "broadcast", "global_", "union", "side output"],
 )
@@ -256,7 +256,28 @@ def test_a_side_output_has_its_own_type_and_edge(env: StreamExecutionEnvironment
 
 
 def test_a_side_output_without_a_type_is_pickled(stream: DataStream) -> None:
-    assert stream.get_side_output(OutputTag("side")).get_type() == Types.PICKLED_BYTE_ARRAY()
+    split = stream.flat_map(lambda v: [v])
+    assert split.get_side_output(OutputTag("side")).get_type() == Types.PICKLED_BYTE_ARRAY()
+
+
+@pytest.mark.parametrize(
+    "derive",
+    [
+        lambda s: s.map(lambda v: v),
+        lambda s: s.filter(lambda v: True),
+        lambda s: s.key_by("key").reduce(lambda a, b: a),
+        lambda s: s.assign_timestamps_and_watermarks(WatermarkStrategy.no_watermarks()),
+        lambda s: s.union(s.flat_map(lambda v: [v], PAIR)),
+    ],
+    ids=["map", "filter", "reduce", "timestamps", "union"],
+)
+def test_a_side_output_is_read_where_it_comes_from(
+    stream: DataStream, derive: Callable[[DataStream], DataStream]
+) -> None:
+    """Behind that operator it would be empty, and the records that are sent to it would be lost."""
+    split = derive(stream.flat_map(lambda v: [v], PAIR))
+    with pytest.raises(JobGraphError, match=r"no side outputs.*call get_side_output\(\)"):
+        split.get_side_output(OutputTag("side"))
 
 
 def test_late_data_keeps_the_type_of_the_stream(stream: DataStream) -> None:

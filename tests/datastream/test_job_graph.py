@@ -381,7 +381,7 @@ def test_a_keyed_operator_needs_a_key(env: StreamExecutionEnvironment) -> None:
 
 
 def test_an_edge_of_a_side_output_that_is_not_declared_is_refused(env: StreamExecutionEnvironment) -> None:
-    stream = pairs(env).uid("pairs")
+    stream = pairs(env).flat_map(lambda v: [v], PAIR).uid("pairs")
     stream.get_side_output(OutputTag("known")).map(identity).uid("map")
     graph = env.get_job_graph()
     edge = JobEdge(0, "pairs", "map", 0, StreamPartitioner(PartitionerKind.FORWARD), PAIR, side_output="unknown")

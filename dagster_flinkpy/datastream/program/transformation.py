@@ -6,11 +6,13 @@ import sys
 from dataclasses import dataclass, field
 from datetime import timedelta
 
-from dagster_flinkpy.common.typeinfo import TypeInformation
+from dagster_flinkpy.common.typeinfo import PickledBytesTypeInfo, TypeInformation
 from dagster_flinkpy.datastream.operator_specs import OperatorSpec
+from dagster_flinkpy.datastream.output_tag import OutputTag
 from dagster_flinkpy.datastream.program.given import Given
 from dagster_flinkpy.datastream.program.job_graph import StreamPartitioner
 from dagster_flinkpy.datastream.slot_sharing_group import SlotSharingGroup
+from dagster_flinkpy.errors import JobGraphError
 
 __all__ = ["Input", "Transformation"]
 
@@ -53,6 +55,21 @@ class Transformation:
     def spec(self) -> OperatorSpec:
         """What it does."""
         return self.given.value
+
+    def side_output(self, tag: OutputTag) -> str:
+        """Declares that a side output is read, and returns its name.
+
+        Raises:
+            JobGraphError: The operator has no side outputs: what is read would always be empty.
+        """
+        if not self.spec.side_outputs:
+            raise JobGraphError(
+                f"operator {self.name!r} has no side outputs, so {tag} would be empty: call get_side_output() on the "
+                "stream that process() or the window returned, and other transformations after that"
+            )
+        declared = self.side_outputs.get(tag.tag_id)
+        self.side_outputs[tag.tag_id] = tag.type_info or declared or PickledBytesTypeInfo()
+        return tag.tag_id
 
 
 @dataclass(frozen=True)
