@@ -182,8 +182,11 @@ def _in_another_branch(program: OperatorProgram, there: OperatorProgram) -> bool
 
 
 def _only_stages_in_folders(program: OperatorProgram) -> bool:
-    """Returns whether a sink has its table or topic in no folder. Any jobs may stage their rows in one folder."""
-    return program.writes_to != "" and not program.writes_to.startswith(("s3://", "file://"))
+    """Returns whether a sink has its table or topic in no folder. Any jobs may stage their rows in one folder.
+
+    What is at a URL of another kind, as that of somebody's own sink, may have its files in these folders.
+    """
+    return program.writes_to.startswith(("postgresql://", "kafka://"))
 
 
 def _overlap(job: StorageLocation, ours: Iterable[str], theirs: Iterable[str]) -> bool:

@@ -184,6 +184,7 @@ STAGED = {"folders": ("/staging",)}
         ({"uri": "kafka://server/orders"}, {"uri": "kafka://server/orders_copy"}, False),
         (STAGED | {"uri": "kafka://server/orders"}, STAGED | {"uri": "kafka://server/orders"}, True),
         (STAGED | {"uri": "kafka://server/orders"}, STAGED | {"uri": "kafka://server/orders_copy"}, False),
+        (STAGED | {"uri": "hive://server/orders"}, STAGED | {"uri": "hive://server/orders_copy"}, True),
         ({"uri": None, "folders": ("/data/orders",)}, {"uri": None, "folders": ("/data/orders/copy",)}, True),
         ({"uri": None, "folders": ("/data/orders",)}, {"uri": None, "folders": ("/data/orders_copy",)}, False),
         ({"uri": None}, {"uri": None}, True),
