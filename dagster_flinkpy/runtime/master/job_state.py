@@ -97,7 +97,7 @@ class JobState:
         """Why steps of checkpoints have failed."""
         self._subsumed: list[int] = []
         self._waits_for = ""
-        """What was told last of why no checkpoint is triggered yet."""
+        """What was told of why no checkpoint is triggered, since the last one was completed."""
 
     # --- what is known -----------------------------------------------------------------------------------------------
 
@@ -536,7 +536,7 @@ class JobState:
 
     def _finish(self) -> None:
         """A checkpoint is committed."""
-        handed_out = self.chain.finish()
+        handed_out, self._waits_for = self.chain.finish(), ""
         self._failover.completed((metadata := handed_out.metadata).checkpoint_id)
         self._tell(handed_out)
         for each in handed_out.checkpoint_ids:

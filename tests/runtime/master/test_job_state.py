@@ -242,6 +242,25 @@ def test_what_the_first_checkpoint_waits_for_is_told_once(tmp_path: Path) -> Non
     assert said == [f"no checkpoint is triggered yet: triggering task counts[{n}] is not running" for n in (0, 1)]
 
 
+def test_what_a_checkpoint_waits_for_is_told_again_after_another_one(tmp_path: Path) -> None:
+    """Such as after a restart: else nothing would say why checkpoints no longer come."""
+    job = Job(tmp_path)
+    waits = Rejected("1", CheckpointFailureReason.NOT_ALL_REQUIRED_TASKS_RUNNING, "task counts[0] is not running")
+    job.does(EpochsAsked(0, EpochRequest(limit=1)))
+    job.state._on_rejected(waits)
+    job.step(CheckpointIdAssigned(0, 1))
+    for _ in job.made.planners:
+        job.planned()
+        job.ran()
+    for outcome in (MetadataWritten(0, 1), HeadReplaced(0, 1), CommitFinished(0, 1)):
+        job.step(outcome)
+    assert not any(isinstance(each, Say) for each in job.state._turn.instructions)
+    job.state._on_rejected(waits)
+    assert [each.line for each in job.state._turn.instructions if isinstance(each, Say)] == [
+        "no checkpoint is triggered yet: task counts[0] is not running"
+    ]
+
+
 def test_epochs_go_on_while_a_checkpoint_completes(tmp_path: Path) -> None:
     job = Job(tmp_path)
     job.does(EpochsAsked(0, EpochRequest(limit=3)))
